@@ -1,0 +1,16 @@
+// Package csikit is the root of a set of importable building blocks for
+// Container Storage Interface (CSI) drivers. The root package itself holds no
+// code; import the block you need:
+//
+//	csiserver   a gRPC server on a unix socket: logging, recovery, validation, graceful stop, Identity built in
+//	csispec     the rules of CSI v1.13: Validate a message, Redact it for a log
+//	volumelock  locks shaped like CSI, as a table and as a gRPC interceptor
+//	nodeops     stage, publish, unpublish, unstage, expand and measure a volume on a Linux node
+//	loopdev     loop devices found again by their backing file
+//	blocking    calls that the kernel may block: bounded, single-flight, never lost
+//	csitest     what a test of a CSI driver needs: gates and private mount namespaces, kill at the n-th system call
+//
+// No block takes over main, reads the environment or logs globally, and none
+// needs another one, but for csiserver using csispec and nodeops using
+// blocking. examples/blockdriver is a complete driver assembled from them.
+package csikit
