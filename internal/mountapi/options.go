@@ -1,0 +1,145 @@
+package mountapi
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// ErrOption says that a file system does not take an option of a mount.
+var ErrOption = errors.New("mount option refused")
+
+// Attr is a set of per-mount attributes.
+type Attr uint32
+
+// The attributes that belong to a mount rather than to its superblock, see
+// mount_setattr(2).
+const (
+	ReadOnly Attr = 1 << iota
+	NoSuid
+	NoDev
+	NoExec
+	NoAtime
+	StrictAtime
+	NoDirAtime
+	NoSymFollow
+)
+
+var attrNames = []struct {
+	attr    Attr
+	on, off string
+}{
+	{ReadOnly, "ro", "rw"},
+	{NoSuid, "nosuid", "suid"},
+	{NoDev, "nodev", "dev"},
+	{NoExec, "noexec", "exec"},
+	{NoAtime, "noatime", "atime"},
+	{StrictAtime, "strictatime", ""},
+	{NoDirAtime, "nodiratime", "diratime"},
+	{NoSymFollow, "nosymfollow", ""},
+}
+
+func (a Attr) String() string {
+	var on []string
+	for _, n := range attrNames {
+		if a&n.attr != 0 {
+			on = append(on, n.on)
+		}
+	}
+	return strings.Join(on, ",")
+}
+
+// Options are mount flags as a CO sends them, told apart by who acts on them.
+type Options struct {
+	Attr Attr     // what the mount itself does
+	Data []string // what the file system is told, "key=value" or "key"
+}
+
+// ParseOptions reads mount flags: each element is one option or a
+// comma-separated list; a comma inside double quotes does not separate, and the
+// quotes are dropped (kubelet sends context="system_u:object_r:t:s0:c1,c2").
+// Of contradicting options the last one counts. Words for mount(8) and fstab(5)
+// alone are dropped; those that ask for something other than one new mount
+// (bind, remount, shared, ...) are an error.
+func ParseOptions(flags []string) (Options, error) {
+	var o Options
+	for _, flag := range flags {
+		words, err := splitOptions(flag)
+		if err != nil {
+			return Options{}, err
+		}
+		for _, w := range words {
+			if err := o.add(w); err != nil {
+				return Options{}, err
+			}
+		}
+	}
+	return o, nil
+}
+
+func (o *Options) add(word string) error {
+	for _, n := range attrNames {
+		switch word {
+		case n.on:
+			o.Attr |= n.attr
+			switch n.attr {
+			case NoAtime:
+				o.Attr &^= StrictAtime
+			case StrictAtime:
+				o.Attr &^= NoAtime
+			}
+			return nil
+		case n.off:
+			o.Attr &^= n.attr
+			return nil
+		}
+	}
+	key, _, _ := strings.Cut(word, "=")
+	switch key {
+	case "", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group",
+		"_netdev", "nofail", "relatime", "norelatime", "comment":
+		return nil
+	case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave",
+		"private", "rprivate", "unbindable", "runbindable", "loop":
+		return fmt.Errorf("mount flag %q: asks for another kind of mount; remove it", word)
+	}
+	if strings.HasPrefix(key, "x-") || strings.HasPrefix(key, "X-") {
+		return nil
+	}
+	o.Data = append(o.Data, word)
+	return nil
+}
+
+func splitOptions(s string) ([]string, error) {
+	var words []string
+	var b strings.Builder
+	quoted := false
+	for _, r := range s {
+		switch {
+		case r == 0:
+			return nil, fmt.Errorf("mount flag %q: has a NUL byte", s)
+		case r == '"':
+			quoted = !quoted
+		case r == ',' && !quoted:
+			words = append(words, b.String())
+			b.Reset()
+		default:
+			b.WriteRune(r)
+		}
+	}
+	if quoted {
+		return nil, fmt.Errorf("mount flag %q: a double quote is not closed", s)
+	}
+	return append(words, b.String()), nil
+}
+
+// MountAttr returns the attributes that a line of the mount table shows.
+func (m Mount) MountAttr() Attr {
+	var a Attr
+	for _, n := range attrNames {
+		if hasOption(m.Options, n.on) {
+			a |= n.attr
+		}
+	}
+	return a
+}

@@ -1,0 +1,140 @@
+package nodeops
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/csikit/csikit/internal/probe"
+	"golang.org/x/sys/unix"
+)
+
+// device is an open block device whose identity was checked on the descriptor.
+type device struct {
+	file         *os.File
+	path         string // symlinks resolved
+	major, minor uint32
+	size         int64
+}
+
+func openDevice(d Device) (*device, error) {
+	path, err := filepath.EvalSymlinks(d.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, faultf(KindPrecondition, "device %s is not there; is the volume attached to this node?", d.Path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("resolve device: %w", err)
+	}
+	// O_NONBLOCK: opening a path that is no block device after all must not wait.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open device: %w", err)
+	}
+	dev := &device{file: f, path: path}
+	if err := dev.check(d); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return dev, nil
+}
+
+func (d *device) check(want Device) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(d.file.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: d.path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return faultf(KindPrecondition, "%s is not a block device", d.path)
+	}
+	d.major, d.minor = unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev))
+	size, err := d.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", d.path, err)
+	}
+	d.size = size
+	if want.Size != 0 && want.Size != size {
+		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, size, want.Size)
+	}
+	for _, id := range []struct {
+		name, want string
+		files      []string
+	}{
+		{"serial", want.Serial, []string{"serial", "device/serial"}},
+		{"wwid", want.WWID, []string{"wwid", "device/wwid"}},
+	} {
+		if id.want == "" {
+			continue
+		}
+		have, err := d.sysfs(id.files...)
+		if err != nil {
+			return faultf(KindPrecondition, "%s: its %s cannot be checked: %w", d.path, id.name, err)
+		}
+		if have != id.want {
+			return faultf(KindPrecondition, "%s has %s %q, the volume has %q: it is another disk", d.path, id.name, have, id.want)
+		}
+	}
+	return nil
+}
+
+func (d *device) sysfs(files ...string) (string, error) {
+	var err error
+	for _, f := range files {
+		var text []byte
+		if text, err = os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/%s", d.major, d.minor, f)); err == nil {
+			return strings.TrimSpace(string(text)), nil
+		}
+	}
+	return "", err
+}
+
+func (d *device) close() { d.file.Close() }
+
+func (d *device) probe() (probe.Result, error) { return probe.Probe(d.file, d.size) }
+
+// hold opens the device exclusively: while it is held no program can format,
+// check or mount it, and it cannot be had while one does.
+func (d *device) hold() (release func(), err error) {
+	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, faultf(KindBusy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier call that was cut off", d.path)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "open exclusively", Path: d.path, Err: err}
+	}
+	return sync.OnceFunc(func() { unix.Close(fd) }), nil
+}
+
+// readOnly reports whether the device refuses writes.
+func (d *device) readOnly() (bool, error) {
+	v, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)
+	return v != 0, os.NewSyscallError("ioctl BLKROGET", err)
+}
+
+// setReadOnly makes the device refuse writes, also those through descriptors
+// that are open for writing already, or accept them again.
+func (d *device) setReadOnly(on bool) error {
+	v := 0
+	if on {
+		v = 1
+	}
+	return os.NewSyscallError("ioctl BLKROSET", unix.IoctlSetPointerInt(int(d.file.Fd()), unix.BLKROSET, v))
+}
+
+// deviceByNumber finds the path of the block device that a mount shows.
+func deviceByNumber(major, minor uint32) (Device, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/uevent", major, minor))
+	if err != nil {
+		return Device{}, fmt.Errorf("device %d:%d: %w", major, minor, err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
+			return Device{Path: "/dev/" + name}, nil
+		}
+	}
+	return Device{}, fmt.Errorf("device %d:%d has no name in sysfs", major, minor)
+}

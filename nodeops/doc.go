@@ -1,0 +1,48 @@
+// Package nodeops stages, publishes, unpublishes, unstages, expands and measures
+// volumes on a Linux node: what the node half of a CSI driver does between the
+// RPC and the kernel.
+//
+// Every operation is idempotent because it compares what is mounted with what is
+// wanted: device number, root, file system type and flags. The answer is success
+// (it is so already, or it was made so), or an error that lists each difference.
+// That something, anything, is mounted at a path is never taken for success.
+//
+//   - A device is formatted only when it is proven blank: read in this process at
+//     every place where a file system, partition table or volume manager announces
+//     itself, and found blank by blkid as well. A device that cannot be read, holds
+//     something else or is in use is an error and is never written.
+//   - A read-only publication is read-only from its first moment; a read-only raw
+//     block publication makes the device itself refuse writes.
+//   - Publish refuses to bind a staging path on which nothing is mounted, so a pod
+//     never writes to the node's root disk instead of its volume.
+//   - Teardown decides from the mount table, never opens what it tears down, and
+//     removes paths by unlink and rmdir alone: it cannot delete data.
+//   - Mounts are made by system calls; no program is started but mkfs, fsck, blkid
+//     and the tools that grow a file system.
+//
+// Work that the kernel blocks does not block the caller: when ctx ends first, the
+// caller gets DEADLINE_EXCEEDED and the work goes on; the next call for the same
+// path joins it. See [Error] for what each error means to a CO.
+//
+// # When not to use it
+//
+// For network file systems, which are mounted by their own helpers; in a process
+// that cannot see the CO's mounts (a container needs the kubelet directory with
+// Bidirectional propagation); for two volumes on one device, since a device is
+// taken to be one volume.
+//
+// # Concurrency
+//
+// A [Node] is safe for concurrent use. It runs one operation per path at a time,
+// but knows nothing of two paths that belong to one volume: callers keep stage
+// and publish of a volume apart, as package volumelock does.
+//
+// # Privileges
+//
+// CAP_SYS_ADMIN; read and write access to the block devices; CAP_SYS_RESOURCE to
+// grow a mounted ext4. Linux 5.12. On other systems every operation returns
+// errors.ErrUnsupported.
+//
+// Programs: mke2fs, e2fsck and resize2fs (e2fsprogs), mkfs.xfs and xfs_growfs
+// (xfsprogs), blkid (util-linux).
+package nodeops

@@ -1,0 +1,173 @@
+package nodeops
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"unsafe"
+
+	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/internal/probe"
+	"golang.org/x/sys/unix"
+)
+
+func (n *Node) expand(r ExpandRequest) (int64, error) {
+	m, dev, err := openVolume(r.VolumePath)
+	if err != nil {
+		return 0, err
+	}
+	defer dev.close()
+	if dev.size < r.RequiredBytes {
+		return 0, faultf(KindOutOfRange, "%s has %d bytes, %d are required: the device has not grown", dev.path, dev.size, r.RequiredBytes)
+	}
+	if isBlockNode(m, dev) {
+		return dev.size, nil
+	}
+	return dev.size, n.growMounted(m.FSType, m.MountPoint, dev)
+}
+
+// openVolume opens the device behind what is mounted at the path.
+func openVolume(volumePath string) (mountapi.Mount, *device, error) {
+	m, err := mountedAt(volumePath)
+	if err != nil {
+		return m, nil, err
+	}
+	at, err := deviceByNumber(m.Major, m.Minor)
+	if err != nil { // no block device below: perhaps a device node in a devtmpfs
+		at = Device{Path: "/dev/" + path.Base(m.Root)}
+	}
+	dev, err := openDevice(at)
+	return m, dev, err
+}
+
+func mountedAt(volumePath string) (mountapi.Mount, error) {
+	target, err := mountapi.Resolve(volumePath)
+	if err != nil && !gone(err) {
+		return mountapi.Mount{}, err
+	}
+	table, err := readTable()
+	if err != nil {
+		return mountapi.Mount{}, err
+	}
+	on := table.at(target)
+	if len(on) == 0 {
+		return mountapi.Mount{}, faultf(KindNotFound, "no volume is mounted there")
+	}
+	return on[len(on)-1], nil
+}
+
+// isBlockNode tells a published device node from a mounted file system.
+func isBlockNode(m mountapi.Mount, dev *device) bool {
+	return m.Major != dev.major || m.Minor != dev.minor
+}
+
+// growMounted makes the file system mounted at target use all of its device,
+// where its type grows while it is mounted.
+func (n *Node) growMounted(fsType, target string, dev *device) error {
+	full, err := isFull(fsType, target, dev)
+	if err != nil || full {
+		return err
+	}
+	m, err := mountedAt(target)
+	if err != nil {
+		return err
+	}
+	if m.ReadOnly() {
+		return faultf(KindPrecondition, "mounted read-only, so it cannot grow to the %d bytes of its device", dev.size)
+	}
+	var name, arg string
+	switch fsType {
+	case "ext4":
+		if !hasSysResource() {
+			return faultf(KindPrecondition, "a mounted ext4 grows only with CAP_SYS_RESOURCE, which this process lacks; the file system grows to %d bytes when the volume is staged the next time", dev.size)
+		}
+		name, arg = "resize2fs", dev.path
+	case "xfs":
+		name, arg = "xfs_growfs", target
+	default:
+		return faultf(KindPrecondition, "growing %s is not supported", fsType)
+	}
+	status, output, err := n.command(0, name, arg)
+	if err != nil {
+		return err
+	}
+	if status != 0 {
+		return faultf(KindUncertain, "%s exited with status %d: %s", name, status, output)
+	}
+	if full, err = isFull(fsType, target, dev); err == nil && !full {
+		err = faultf(KindUncertain, "%s reported success, but the file system does not use all %d bytes", name, dev.size)
+	}
+	return err
+}
+
+func isFull(fsType, target string, dev *device) (bool, error) {
+	if fsType == "xfs" {
+		size, blockSize, err := xfsGeometry(target)
+		return probe.XFSFull(size, blockSize, dev.size), err
+	}
+	// ext4 keeps its superblock in the device's page cache, where we read it.
+	found, err := dev.probe()
+	return found.Full, err
+}
+
+// xfsGeometry asks a mounted xfs for its size: its superblock on the device is
+// not up to date.
+func xfsGeometry(target string) (size, blockSize int64, err error) {
+	dir, err := os.Open(target)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer dir.Close()
+	var g struct { // struct xfs_fsop_geom_v1 of xfs/libxfs/xfs_fs.h
+		blocksize, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct uint32
+		datablocks, rtblocks, rtextents, logstart                                        uint64
+		_                                                                                [48]byte
+	}
+	const fsGeometryV1 = 2<<30 | 112<<16 | 'X'<<8 | 100 // _IOR('X', 100, struct xfs_fsop_geom_v1)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), fsGeometryV1, uintptr(unsafe.Pointer(&g))); errno != 0 {
+		return 0, 0, fmt.Errorf("ioctl XFS_IOC_FSGEOMETRY on %s: %w", target, errno)
+	}
+	return int64(g.datablocks) * int64(g.blocksize), int64(g.blocksize), nil
+}
+
+func hasSysResource() bool {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &data[0]); err != nil {
+		return false
+	}
+	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+func (n *Node) stats(volumePath string) (Stats, error) {
+	m, err := mountedAt(volumePath)
+	if err != nil {
+		return Stats{}, err
+	}
+	if node, err := os.Stat(m.MountPoint); err != nil {
+		return Stats{}, err
+	} else if node.Mode().Type() == os.ModeDevice {
+		_, dev, err := openVolume(volumePath)
+		if err != nil {
+			return Stats{}, err
+		}
+		defer dev.close()
+		return Stats{Block: true, TotalBytes: dev.size}, nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(m.MountPoint, &st); err != nil {
+		return Stats{}, &os.PathError{Op: "statfs", Path: m.MountPoint, Err: err}
+	}
+	unit := int64(st.Frsize)
+	if unit == 0 {
+		unit = int64(st.Bsize)
+	}
+	return Stats{
+		TotalBytes:      int64(st.Blocks) * unit,
+		AvailableBytes:  int64(st.Bavail) * unit,
+		UsedBytes:       int64(st.Blocks-st.Bfree) * unit,
+		TotalInodes:     int64(st.Files),
+		AvailableInodes: int64(st.Ffree),
+		UsedInodes:      int64(st.Files - st.Ffree),
+	}, nil
+}

@@ -1,0 +1,34 @@
+package nodeops
+
+import "slices"
+
+// filesystem is what nodeops knows of one file system type.
+type filesystem struct {
+	mkfs      []string // makes one on a blank device; never asks, prints only errors
+	prezeroed []string // added to mkfs when the device is known to read as zeros
+	data      []string // mount options that are always given
+}
+
+var filesystems = map[string]filesystem{
+	"ext4": {
+		// No reserved blocks: they are for a root file system.
+		mkfs: []string{"mke2fs", "-q", "-t", "ext4", "-m", "0"},
+		// mke2fs(8) warns that a lazily zeroed journal may replay what an older one
+		// left behind; on storage that reads as zeros there is nothing left.
+		prezeroed: []string{"-E", "lazy_itable_init=1,lazy_journal_init=1"},
+	},
+	"xfs": {
+		mkfs: []string{"mkfs.xfs", "-q"},
+		// A clone or restore has its source's UUID, and xfs refuses to mount two of them.
+		data: []string{"nouuid"},
+	},
+}
+
+func fsTypes() []string {
+	types := make([]string, 0, len(filesystems))
+	for t := range filesystems {
+		types = append(types, t)
+	}
+	slices.Sort(types)
+	return types
+}

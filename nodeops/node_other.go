@@ -1,0 +1,25 @@
+//go:build !linux
+
+package nodeops
+
+import (
+	"errors"
+
+	"github.com/csikit/csikit/internal/mountapi"
+	"k8s.io/utils/exec"
+)
+
+func newRunner() exec.Interface { return exec.New() }
+
+func (n *Node) stageFilesystem(FilesystemStage, mountapi.Options) error {
+	return errors.ErrUnsupported
+}
+func (n *Node) unstage(string) error { return errors.ErrUnsupported }
+func (n *Node) publishFilesystem(FilesystemPublish, mountapi.Attr) error {
+	return errors.ErrUnsupported
+}
+func (n *Node) publishBlock(BlockPublish) error        { return errors.ErrUnsupported }
+func (n *Node) unpublish(string) error                 { return errors.ErrUnsupported }
+func (n *Node) expand(ExpandRequest) (int64, error)    { return 0, errors.ErrUnsupported }
+func (n *Node) stats(string) (Stats, error)            { return Stats{}, errors.ErrUnsupported }
+func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }

@@ -1,0 +1,104 @@
+package nodeops
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/csikit/csikit/internal/mountapi"
+)
+
+// FilesystemPublish asks for a staged file system to be bound into a pod's
+// directory.
+type FilesystemPublish struct {
+	VolumeID          string
+	StagingTargetPath string   // what StageFilesystem mounted
+	Device            Device   // where Path is given: the device that must be mounted there
+	TargetPath        string   // absolute; made by Publish, its parent must exist
+	MountFlags        []string // those about the mount itself count (nosuid, noatime, ...); the file system got its own at stage
+	ReadOnly          bool
+	Exclusive         bool // refuse when the volume is published at another path already (the SINGLE_NODE_WRITER modes)
+}
+
+// PublishFilesystem binds the staged file system to the target path, which it
+// makes. A read-only target is never writable, not for a moment.
+//
+// It is idempotent. Nothing, or another device, mounted at the staging path is
+// KindPrecondition: stage first. Something else mounted at the target is KindConflict with every
+// difference. On an error the target is as it was before.
+func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error {
+	const op = "publish"
+	opts, err := func() (mountapi.Options, error) {
+		for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
+			if err := checkPath(p); err != nil {
+				return mountapi.Options{}, err
+			}
+		}
+		opts, err := mountapi.ParseOptions(r.MountFlags)
+		if err != nil {
+			return mountapi.Options{}, &fault{kind: KindInvalid, err: err}
+		}
+		if r.ReadOnly {
+			opts.Attr |= mountapi.ReadOnly
+		}
+		return opts, nil
+	}()
+	if err != nil {
+		return wrap(op, r.VolumeID, r.TargetPath, err)
+	}
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+		return n.publishFilesystem(r, opts.Attr)
+	})
+}
+
+// BlockPublish asks for a raw block device to appear at a pod's path.
+type BlockPublish struct {
+	VolumeID   string
+	Device     Device
+	TargetPath string // absolute; a file made by Publish, its parent must exist
+	ReadOnly   bool
+	Exclusive  bool // refuse when the device is published at another path already
+}
+
+// PublishBlock binds the device node to a file at the target path, which it
+// makes. No file system code is reached.
+//
+// A read-only bind of a device node does not stop writes, so ReadOnly is
+// enforced on the device itself, for as long as every publication of it is
+// read-only; read-only beside read-write on one device is KindPrecondition and
+// names the other path. Idempotency and errors are those of PublishFilesystem.
+func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
+	const op = "publish"
+	if err := checkPath(r.TargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.TargetPath, err)
+	}
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+		return n.publishBlock(r)
+	})
+}
+
+// Unpublish unmounts what is mounted at the target path, file system or block
+// device, stacked mounts included, and removes the path by unlink or rmdir.
+// Nothing mounted and no such path are success. A directory that is not empty
+// once nothing is mounted on it is KindPrecondition and is left alone.
+//
+// It needs no knowledge about the volume, and never opens or stats what is mounted, which
+// may be dead.
+func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error {
+	const op = "unpublish"
+	if err := checkPath(targetPath); err != nil {
+		return wrap(op, volumeID, targetPath, err)
+	}
+	return n.run(ctx, op, volumeID, targetPath, func() error {
+		return n.unpublish(targetPath)
+	})
+}
+
+func checkPath(p string) error {
+	if !filepath.IsAbs(p) {
+		return faultf(KindInvalid, "path %q is not absolute", p)
+	}
+	if filepath.Clean(p) == string(filepath.Separator) {
+		return faultf(KindInvalid, "path is the root directory")
+	}
+	return nil
+}

@@ -1,0 +1,625 @@
+package nodeops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+const mib = int64(1) << 20
+
+// fixture is a volume on a loop device with kubelet-like paths.
+type fixture struct {
+	t       *testing.T
+	node    *Node
+	dev     *loopdev.Device
+	image   string
+	staging string
+	pods    string
+}
+
+func newFixture(t *testing.T, size int64) *fixture {
+	t.Helper()
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_growfs", "blkid")
+	dir := t.TempDir()
+	f := &fixture{t: t, image: filepath.Join(dir, "image"), staging: filepath.Join(dir, "staging"), pods: filepath.Join(dir, "pods")}
+	for _, d := range []string{f.staging, f.pods} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.resize(size)
+	dev, err := loopdev.Attach(t.Context(), f.image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.dev = dev
+	t.Cleanup(func() {
+		ctx := context.Background()
+		table, err := mountapi.Table()
+		if err != nil {
+			t.Error(err)
+		}
+		for i := len(table) - 1; i >= 0; i-- {
+			if strings.HasPrefix(table[i].MountPoint, dir+"/") {
+				if err := unmountAll(table[i].MountPoint); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if d, err := openDevice(Device{Path: f.dev.Path}); err == nil {
+			d.setReadOnly(false)
+			d.close()
+		}
+		if err := f.dev.Detach(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	if f.node, err = New(Config{}); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fixture) resize(size int64) {
+	f.t.Helper()
+	file, err := os.OpenFile(f.image, os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = errors.Join(file.Truncate(size), file.Close())
+	}
+	if err == nil && f.dev != nil {
+		_, err = f.dev.Resize()
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) stageRequest(fsType string) FilesystemStage {
+	return FilesystemStage{VolumeID: "v", Device: Device{Path: f.dev.Path}, StagingTargetPath: f.staging, FSType: fsType}
+}
+
+func (f *fixture) stage(r FilesystemStage) error { return f.node.StageFilesystem(f.t.Context(), r) }
+
+func (f *fixture) mustStage(fsType string) {
+	f.t.Helper()
+	if err := f.stage(f.stageRequest(fsType)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) publish(pod string, change func(*FilesystemPublish)) error {
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.target(pod)}
+	if change != nil {
+		change(&r)
+	}
+	return f.node.PublishFilesystem(f.t.Context(), r)
+}
+
+func (f *fixture) publishBlock(pod string, change func(*BlockPublish)) error {
+	r := BlockPublish{VolumeID: "v", Device: Device{Path: f.dev.Path}, TargetPath: f.target(pod)}
+	if change != nil {
+		change(&r)
+	}
+	return f.node.PublishBlock(f.t.Context(), r)
+}
+
+func (f *fixture) unpublish(pod string) error {
+	return f.node.Unpublish(f.t.Context(), "v", f.target(pod))
+}
+
+func (f *fixture) target(pod string) string { return filepath.Join(f.pods, pod) }
+
+func (f *fixture) mounts(path string) []mountapi.Mount {
+	f.t.Helper()
+	table, err := mountapi.Table()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var on []mountapi.Mount
+	for _, m := range table {
+		if m.MountPoint == path {
+			on = append(on, m)
+		}
+	}
+	return on
+}
+
+func (f *fixture) write(path, text string) {
+	f.t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, err error, kind Kind, words ...string) {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) || e.Kind != kind {
+		t.Fatalf("error is %v, want one of kind %d", err, kind)
+	}
+	if got := status.Code(err); got != kindCodes[kind] {
+		t.Errorf("code is %v, want %v", got, kindCodes[kind])
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var fsTable = []struct {
+	fsType string
+	size   int64
+}{{"ext4", 64 * mib}, {"xfs", 320 * mib}}
+
+func TestStagePublishRoundTrip(t *testing.T) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			f := newFixture(t, c.size)
+			for range 2 { // the second time finds all done
+				f.mustStage(c.fsType)
+				ok(t, f.publish("rw", nil))
+				ok(t, f.publish("ro", func(r *FilesystemPublish) { r.ReadOnly = true }))
+			}
+			for _, p := range []string{f.staging, f.target("rw"), f.target("ro")} {
+				if n := len(f.mounts(p)); n != 1 {
+					t.Errorf("%d mounts at %s, want 1", n, p)
+				}
+			}
+			f.write(f.target("rw")+"/file", "data")
+			if err := os.WriteFile(f.target("ro")+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
+				t.Errorf("writing to the read-only target: %v, want EROFS", err)
+			}
+			err := f.node.Unstage(t.Context(), "v", f.staging)
+			wantKind(t, err, KindPrecondition, "still published", f.target("rw"), f.target("ro"))
+
+			for range 2 {
+				ok(t, f.unpublish("rw"))
+				ok(t, f.unpublish("ro"))
+				ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+			}
+			if left, _ := os.ReadDir(f.pods); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+			f.mustStage(c.fsType)
+			if got, err := os.ReadFile(f.staging + "/file"); string(got) != "data" {
+				t.Errorf("after staging again the file holds %q (%v)", got, err)
+			}
+		})
+	}
+}
+
+// kubernetes#142243, trident#418, longhorn#8009: what is not provably blank is
+// not formatted.
+func TestOnlyBlankIsFormatted(t *testing.T) {
+	const size = 64 * mib
+	fill := func(off int64, text string) func(*fixture) {
+		return func(f *fixture) {
+			d, err := os.OpenFile(f.dev.Path, os.O_WRONLY, 0)
+			if err == nil {
+				_, err = d.WriteAt([]byte(text), off)
+				err = errors.Join(err, d.Sync(), d.Close())
+			}
+			ok(f.t, err)
+		}
+	}
+	tests := []struct {
+		name  string
+		setup func(*fixture)
+		kind  Kind
+		words string
+	}{
+		{"data at the start", fill(0, "precious"), KindPrecondition, "unknown kind"},
+		{"data at the end", fill(size-8, "precious"), KindPrecondition, "unknown kind"},
+		{"data where an ext backup superblock stands", fill(8*mib, "precious"), KindPrecondition, "unknown kind"},
+		{"LUKS", fill(0, "LUKS\xba\xbe"), KindPrecondition, "crypto_LUKS"},
+		{"swap", fill(4086, "SWAPSPACE2"), KindPrecondition, "swap"},
+		{"partition table", fill(510, "\x55\xaa"), KindPrecondition, "dos"},
+		{"another file system", func(f *fixture) {
+			_, _, err := f.node.command(0, "mkfs.ext4", "-q", f.dev.Path)
+			ok(f.t, err)
+		}, KindPrecondition, "ext4 file system"},
+		// The image was cut off below the attached device: reads fail with EIO,
+		// and blkid says the same as of a blank device.
+		{"unreadable", func(f *fixture) { ok(f.t, os.Truncate(f.image, 4096)) }, KindInternal, "cannot be read"},
+		{"held by a program", func(f *fixture) {
+			fd, err := unix.Open(f.dev.Path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+			ok(f.t, err)
+			f.t.Cleanup(func() { unix.Close(fd) })
+		}, KindBusy, "in use"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			f := newFixture(t, size)
+			test.setup(f)
+			before, err := os.ReadFile(f.image)
+			ok(t, err)
+			wantKind(t, f.stage(f.stageRequest("xfs")), test.kind, test.words)
+			after, err := os.ReadFile(f.image)
+			ok(t, err)
+			if string(before) != string(after) {
+				t.Error("the device was written")
+			}
+			if len(f.mounts(f.staging)) > 0 {
+				t.Error("something was mounted")
+			}
+		})
+	}
+	t.Run("gone", func(t *testing.T) {
+		f := newFixture(t, size)
+		r := f.stageRequest("ext4")
+		r.Device.Path = "/dev/csikit-no-such-device"
+		wantKind(t, f.stage(r), KindPrecondition, "is not there")
+	})
+	t.Run("must hold data", func(t *testing.T) {
+		f := newFixture(t, size)
+		r := f.stageRequest("ext4")
+		r.MustHoldData = true
+		wantKind(t, f.stage(r), KindPrecondition, "blank")
+	})
+	t.Run("read-only", func(t *testing.T) {
+		f := newFixture(t, size)
+		r := f.stageRequest("ext4")
+		r.ReadOnly = true
+		wantKind(t, f.stage(r), KindPrecondition, "blank")
+	})
+	t.Run("no blkid", func(t *testing.T) {
+		f := newFixture(t, size)
+		dir := t.TempDir()
+		real, err := os.Readlink("/proc/self/exe")
+		ok(t, err)
+		ok(t, os.Symlink(real, dir+"/mke2fs"))
+		t.Setenv("PATH", dir)
+		err = f.stage(f.stageRequest("ext4"))
+		wantKind(t, err, KindInternal, "blkid is not installed")
+	})
+}
+
+func TestStageRefusesTheWrongDevice(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	for _, d := range []Device{
+		{Path: f.dev.Path, Size: 65 * mib},
+		{Path: f.dev.Path, Serial: "other"},
+		{Path: f.dev.Path, WWID: "other"},
+		{Path: f.image},
+	} {
+		r := f.stageRequest("ext4")
+		r.Device = d
+		wantKind(t, f.stage(r), KindPrecondition)
+	}
+	r := f.stageRequest("ext4")
+	r.Device.Size = 64 * mib
+	link := filepath.Join(t.TempDir(), "by-id") // as /dev/disk/by-id is
+	ok(t, os.Symlink(f.dev.Path, link))
+	r.Device.Path = link
+	ok(t, f.stage(r))
+}
+
+// kubernetes#120853, ceph-csi#4762: publishing what was never staged must not bind
+// a directory of the node's own disk.
+func TestPublishNeedsTheStagedDevice(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
+	ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
+	err := f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path })
+	wantKind(t, err, KindPrecondition, f.dev.Path)
+	if _, err := os.Lstat(f.target("p")); err == nil {
+		t.Error("the target was made and left")
+	}
+}
+
+// kubernetes#121271 and its like: "is a mount" is not "is the mount".
+func TestConflictsListTheDifferences(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
+	err := f.stage(f.stageRequest("ext4"))
+	wantKind(t, err, KindConflict, "device", "file system type is tmpfs, want ext4")
+	ok(t, unix.Unmount(f.staging, 0))
+
+	f.mustStage("ext4")
+	r := f.stageRequest("ext4")
+	r.ReadOnly = true
+	wantKind(t, f.stage(r), KindConflict, "access is read-write, want read-only")
+
+	ok(t, f.publish("p", nil))
+	err = f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true })
+	wantKind(t, err, KindConflict, "access is read-write, want read-only")
+	err = f.publish("p", func(r *FilesystemPublish) { r.MountFlags = []string{"nosuid,noexec"} })
+	wantKind(t, err, KindConflict, "nosuid,noexec is not set, want set")
+
+	ok(t, unix.Mount("tmpfs", f.target("p"), "tmpfs", 0, ""))
+	wantKind(t, f.publish("p", nil), KindConflict, "number of stacked mounts is 2, want 1")
+	ok(t, f.unpublish("p")) // both
+	if len(f.mounts(f.target("p"))) > 0 {
+		t.Error("stacked mounts were not unwound")
+	}
+
+	ok(t, os.WriteFile(f.target("file"), []byte("x"), 0o600))
+	wantKind(t, f.publish("file", nil), KindConflict, "target is a file of 1 bytes, want a directory")
+	wantKind(t, f.publishBlock("file", nil), KindConflict, "want an empty file")
+	wantKind(t, f.unpublish("file"), KindPrecondition, "not deleted")
+	ok(t, os.Mkdir(f.target("dir"), 0o700))
+	f.write(f.target("dir")+"/precious", "data")
+	wantKind(t, f.unpublish("dir"), KindPrecondition, "not empty")
+	f.write(f.target("dir")+"/precious", "still here")
+
+	wantKind(t, f.publish("no-parent/p", nil), KindPrecondition, "parent directory")
+	ok(t, f.unpublish("no-parent/p"))
+}
+
+func TestSymlinkAtTheTargetIsNotFollowed(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	elsewhere := t.TempDir()
+	ok(t, os.Symlink(elsewhere, f.target("p")))
+	wantKind(t, f.publish("p", nil), KindConflict)
+	if len(f.mounts(elsewhere)) > 0 {
+		t.Fatal("the link was followed")
+	}
+	ok(t, f.unpublish("p"))
+	if _, err := os.Lstat(f.target("p")); err == nil {
+		t.Error("the link is still there")
+	}
+}
+
+func TestMountFlags(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	r := f.stageRequest("ext4")
+	r.MountFlags = []string{"noatime", "errors=remount-ro,nosuid"}
+	ok(t, f.stage(r))
+	m := f.mounts(f.staging)[0]
+	for _, o := range []string{"noatime", "nosuid"} {
+		if !strings.Contains(m.Options, o) {
+			t.Errorf("mount options are %q, want %s in them", m.Options, o)
+		}
+	}
+	if !strings.Contains(m.SuperOptions, "errors=remount-ro") {
+		t.Errorf("file system options are %q, want errors=remount-ro in them", m.SuperOptions)
+	}
+	ok(t, f.publish("p", func(p *FilesystemPublish) { p.MountFlags = r.MountFlags }))
+	ok(t, f.unpublish("p"))
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	r.MountFlags = []string{"no-such-option"}
+	err := f.stage(r)
+	wantKind(t, err, KindInvalid, "no-such-option", "Unknown parameter") // the kernel's own words
+}
+
+func TestExclusivePublication(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	once := func(r *FilesystemPublish) { r.Exclusive = true }
+	ok(t, f.publish("a", once))
+	ok(t, f.publish("a", once))
+	wantKind(t, f.publish("b", once), KindPrecondition, f.target("a"))
+	ok(t, f.unpublish("a"))
+	ok(t, f.publish("b", once))
+}
+
+func TestBlock(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	ro := func(r *BlockPublish) { r.ReadOnly = true }
+	try := func() error {
+		d, err := os.OpenFile(f.dev.Path, os.O_RDWR, 0)
+		if err != nil {
+			return err
+		}
+		_, err = d.WriteAt([]byte("x"), 0)
+		return errors.Join(err, d.Sync(), d.Close())
+	}
+	for range 2 {
+		ok(t, f.publishBlock("a", nil))
+	}
+	st, err := os.Stat(f.target("a"))
+	ok(t, err)
+	if st.Mode().Type() != os.ModeDevice || st.Sys().(*syscall.Stat_t).Rdev != f.dev.Rdev {
+		t.Errorf("the target is %v of device %d, want block device %d", st.Mode(), st.Sys().(*syscall.Stat_t).Rdev, f.dev.Rdev)
+	}
+	ok(t, try())
+	wantKind(t, f.publishBlock("b", ro), KindPrecondition, f.target("a"), "cannot be both")
+	wantKind(t, f.publishBlock("b", func(r *BlockPublish) { r.Exclusive = true }), KindPrecondition, f.target("a"))
+	wantKind(t, f.publishBlock("a", ro), KindConflict, "access is read-write, want read-only")
+	at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
+	if err != nil || fmt.Sprint(at) != fmt.Sprint([]string{f.target("a")}) {
+		t.Errorf("mounted at %v (%v), want only %s", at, err, f.target("a"))
+	}
+	ok(t, f.unpublish("a"))
+
+	ok(t, f.publishBlock("a", ro))
+	ok(t, f.publishBlock("b", ro))
+	if err := try(); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing to the device published read-only: %v", err)
+	}
+	ok(t, f.unpublish("a"))
+	if try() == nil {
+		t.Error("writable while a read-only publication is left")
+	}
+	ok(t, f.unpublish("b"))
+	ok(t, try())
+	ok(t, f.unpublish("b"))
+	if left, _ := os.ReadDir(f.pods); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestStats(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	_, err := f.node.Stats(t.Context(), "v", f.staging)
+	wantKind(t, err, KindNotFound)
+	_, err = f.node.Stats(t.Context(), "v", "some/path")
+	wantKind(t, err, KindNotFound)
+	f.mustStage("ext4")
+	ok(t, f.publish("p", nil))
+	before, err := f.node.Stats(t.Context(), "v", f.target("p"))
+	ok(t, err)
+	f.write(f.target("p")+"/file", strings.Repeat("x", int(4*mib)))
+	unix.Sync()
+	s, err := f.node.Stats(t.Context(), "v", f.staging)
+	ok(t, err)
+	if grown := s.UsedBytes - before.UsedBytes; grown < 4*mib || grown > 5*mib {
+		t.Errorf("%d bytes more are used after writing 4 MiB", grown)
+	}
+	if s.UsedInodes != before.UsedInodes+1 || s.TotalInodes == 0 {
+		t.Errorf("inodes: %+v after one more file, before: %+v", s, before)
+	}
+	ok(t, f.unpublish("p"))
+	ok(t, f.publishBlock("p", nil))
+	s, err = f.node.Stats(t.Context(), "v", f.target("p"))
+	if want := (Stats{Block: true, TotalBytes: 64 * mib}); err != nil || s != want {
+		t.Errorf("stats of a block volume are %+v (%v), want %+v", s, err, want)
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Run("xfs online", func(t *testing.T) {
+		f := newFixture(t, 320*mib)
+		f.mustStage("xfs")
+		ok(t, f.publish("p", nil))
+		f.resize(640 * mib)
+		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 641 * mib})
+		wantKind(t, err, KindOutOfRange)
+		for range 2 {
+			got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 640 * mib})
+			if err != nil || got != 640*mib {
+				t.Fatalf("expanded to %d: %v", got, err)
+			}
+		}
+		s, err := f.node.Stats(t.Context(), "v", f.target("p"))
+		if err != nil || s.TotalBytes < 512*mib {
+			t.Errorf("the file system has %d bytes (%v)", s.TotalBytes, err)
+		}
+	})
+	t.Run("ext4 online", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		f.mustStage("ext4")
+		f.resize(128 * mib)
+		got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
+		if hasSysResource() {
+			if err != nil || got != 128*mib {
+				t.Fatalf("expanded to %d: %v", got, err)
+			}
+			return
+		}
+		wantKind(t, err, KindPrecondition, "CAP_SYS_RESOURCE", "staged the next time")
+		f.mustStage("ext4") // a running volume stages again all the same
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		f.mustStage("ext4")
+		s, err := f.node.Stats(t.Context(), "v", f.staging)
+		if err != nil || s.TotalBytes < 100*mib {
+			t.Errorf("after staging again the file system has %d bytes (%v)", s.TotalBytes, err)
+		}
+	})
+	t.Run("at stage", func(t *testing.T) { // a volume restored to a larger one: kubernetes#94929
+		for _, c := range fsTable {
+			f := newFixture(t, c.size)
+			f.mustStage(c.fsType)
+			f.write(f.staging+"/file", "data")
+			ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+			f.resize(2 * c.size)
+			f.mustStage(c.fsType)
+			s, err := f.node.Stats(t.Context(), "v", f.staging)
+			if err != nil || s.TotalBytes < c.size*3/2 {
+				t.Errorf("%s has %d bytes after its device grew to %d (%v)", c.fsType, s.TotalBytes, 2*c.size, err)
+			}
+			if got, _ := os.ReadFile(f.staging + "/file"); string(got) != "data" {
+				t.Errorf("%s lost its data", c.fsType)
+			}
+		}
+	})
+	t.Run("block", func(t *testing.T) {
+		f := newFixture(t, 8*mib)
+		ok(t, f.publishBlock("p", nil))
+		f.resize(16 * mib)
+		got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 16 * mib})
+		if err != nil || got != 16*mib {
+			t.Errorf("expanded to %d: %v", got, err)
+		}
+	})
+	t.Run("nothing there", func(t *testing.T) {
+		f := newFixture(t, 8*mib)
+		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
+		wantKind(t, err, KindNotFound)
+	})
+}
+
+// ext4 of many sizes is taken for full after mkfs: else every stage would run a
+// full check and resize2fs.
+func TestFreshExt4IsFull(t *testing.T) {
+	for _, size := range []int64{16 * mib, 17*mib + 4096, 64 * mib, 129 * mib, 513 * mib, 1025*mib + 512, 3000 * mib, 40 << 30} {
+		f := newFixture(t, size)
+		f.mustStage("ext4")
+		d, err := openDevice(Device{Path: f.dev.Path})
+		ok(t, err)
+		res, err := d.probe()
+		d.close()
+		if err != nil || !res.Full || !res.Clean {
+			t.Errorf("%d bytes: %+v (%v)", size, res, err)
+		}
+	}
+}
+
+// A call whose caller gives up goes on, is listed, and is joined by the retry.
+func TestWorkOutlivesItsCaller(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	// A frozen file system makes mkdir on it wait in the kernel.
+	dir, err := os.Open(f.staging)
+	ok(t, err)
+	defer dir.Close()
+	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+	ok(t, unix.IoctlSetInt(int(dir.Fd()), fiFreeze, 0))
+	thaw := func() { unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) }
+	defer thaw()
+
+	inside := FilesystemPublish{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.staging + "/pod"}
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make(chan error)
+	go func() { errs <- f.node.PublishFilesystem(ctx, inside) }()
+	for len(f.node.Inspect()) == 0 { // it is listed before it can hang
+		runtime.Gosched()
+	}
+	cancel()
+	err = <-errs
+	var parked interface{ Pending() <-chan struct{} }
+	if !errors.As(err, &parked) {
+		t.Fatalf("error is %v, want one with Pending", err)
+	}
+	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Canceled {
+		t.Errorf("code is %v", code)
+	}
+	if calls := f.node.Inspect(); len(calls) != 1 || calls[0].Key != inside.TargetPath {
+		t.Errorf("Inspect lists %+v, want %s", calls, inside.TargetPath)
+	}
+	// Another path of the same node is not affected.
+	_, err = f.node.Stats(t.Context(), "v", f.staging)
+	ok(t, err)
+	go func() { errs <- f.node.PublishFilesystem(t.Context(), inside) }()
+	thaw()
+	<-parked.Pending()
+	ok(t, <-errs)
+	if n := len(f.mounts(inside.TargetPath)); n != 1 {
+		t.Errorf("%d mounts at the target, want 1", n)
+	}
+	ok(t, f.node.Unpublish(t.Context(), "v", inside.TargetPath))
+}

@@ -1,0 +1,148 @@
+package nodeops
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/mountapi"
+	"golang.org/x/sys/unix"
+)
+
+// staged stands for a volume: a tmpfs at a staging path.
+func staged(t *testing.T) (n *Node, staging, pods string) {
+	t.Helper()
+	gate.UserNS(t)
+	dir := t.TempDir()
+	staging, pods = filepath.Join(dir, "staging"), filepath.Join(dir, "pods")
+	for _, d := range []string{staging, pods} {
+		ok(t, os.Mkdir(d, 0o755))
+	}
+	ok(t, unix.Mount("tmpfs", staging, "tmpfs", 0, ""))
+	t.Cleanup(func() {
+		table, err := mountapi.Table()
+		ok(t, err)
+		for i := len(table) - 1; i >= 0; i-- {
+			if strings.HasPrefix(table[i].MountPoint, dir+"/") {
+				ok(t, unmountAll(table[i].MountPoint))
+			}
+		}
+	})
+	n, err := New(Config{})
+	ok(t, err)
+	return n, staging, pods
+}
+
+func TestPublishOddPaths(t *testing.T) {
+	n, staging, pods := staged(t)
+	for _, name := range []string{"with space", "new\nline", `back\slash`, "tab\t", "#", "ü", strings.Repeat("n", 255)} {
+		target := filepath.Join(pods, name)
+		r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, ReadOnly: true}
+		for range 2 {
+			ok(t, n.PublishFilesystem(t.Context(), r))
+		}
+		ok(t, n.Unpublish(t.Context(), "v", target))
+		if _, err := os.Lstat(target); err == nil {
+			t.Errorf("%q is still there", target)
+		}
+	}
+}
+
+// kubelet's directory is often a symlink to a larger disk.
+func TestPublishBelowASymlink(t *testing.T) {
+	n, staging, pods := staged(t)
+	link := filepath.Join(filepath.Dir(pods), "link")
+	ok(t, os.Symlink(pods, link))
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: link + "/p"}
+	for range 2 {
+		ok(t, n.PublishFilesystem(t.Context(), r))
+	}
+	table, err := readTable()
+	ok(t, err)
+	if got := table.at(pods + "/p"); len(got) != 1 {
+		t.Errorf("%d mounts, want 1", len(got))
+	}
+	ok(t, n.Unpublish(t.Context(), "v", link+"/p"))
+}
+
+// Where kubelet's directory is a shared bind mount on itself, one mount below it
+// stands twice in the table at one path, and one umount removes both.
+func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
+	n, _, pods := staged(t)
+	kubelet := filepath.Join(pods, "kubelet")
+	ok(t, os.Mkdir(kubelet, 0o755))
+	ok(t, unix.Mount("tmpfs", pods, "tmpfs", 0, ""))
+	ok(t, unix.Mount("", pods, "", unix.MS_SHARED, ""))
+	ok(t, os.Mkdir(kubelet, 0o755))
+	ok(t, unix.Mount(kubelet, kubelet, "", unix.MS_BIND, ""))
+	staging := filepath.Join(kubelet, "staging")
+	ok(t, os.Mkdir(staging, 0o755))
+	ok(t, unix.Mount("tmpfs", staging, "tmpfs", 0, ""))
+	table, err := readTable()
+	ok(t, err)
+	seen := 0
+	for _, m := range table {
+		if m.MountPoint == staging {
+			seen++
+		}
+	}
+	if seen != 2 {
+		t.Fatalf("the staging mount stands %d times in the table; the test needs 2", seen)
+	}
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: kubelet + "/p", Exclusive: true}
+	for range 2 {
+		ok(t, n.PublishFilesystem(t.Context(), r))
+	}
+	wantKind(t, n.Unstage(t.Context(), "v", staging), KindPrecondition, r.TargetPath)
+	ok(t, n.Unpublish(t.Context(), "v", r.TargetPath))
+	ok(t, n.Unstage(t.Context(), "v", staging))
+}
+
+// Two hundred pods of one volume at once, and the same paths twice.
+func TestPublishInParallel(t *testing.T) {
+	n, staging, pods := staged(t)
+	var wg sync.WaitGroup
+	each := func(do func(target string) error) {
+		for i := range 400 {
+			wg.Go(func() {
+				if err := do(filepath.Join(pods, "p"+strconv.Itoa(i%200))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	}
+	each(func(target string) error {
+		return n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target})
+	})
+	table, err := readTable()
+	ok(t, err)
+	count := 0
+	for _, m := range table {
+		if filepath.Dir(m.MountPoint) == pods {
+			count++
+		}
+	}
+	if count != 200 {
+		t.Errorf("%d mounts of 200 targets", count)
+	}
+	each(func(target string) error { return n.Unpublish(t.Context(), "v", target) })
+	if left, _ := os.ReadDir(pods); len(left) > 0 {
+		t.Errorf("%d targets are left", len(left))
+	}
+}
+
+func TestUnpublishBusy(t *testing.T) {
+	n, staging, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	f, err := os.Create(target + "/open")
+	ok(t, err)
+	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, "a process still uses it")
+	f.Close()
+	ok(t, n.Unpublish(t.Context(), "v", target))
+}
