@@ -1,0 +1,79 @@
+package blocking
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// PendingError says that the caller's context ended while the call was under
+// way. The outcome is not known: the work may still be done, fail or hang.
+type PendingError struct {
+	Key   string
+	Since time.Time // when the call was started
+	Err   error     // the context's error
+
+	done <-chan struct{}
+}
+
+// Error names the call and its start. It gives no age, so that retries report
+// the same text and a CO can fold them into one event.
+func (e *PendingError) Error() string {
+	return fmt.Sprintf("%s: still running since %s: %v; it cannot be interrupted, a retry joins it",
+		e.Key, e.Since.UTC().Format(time.RFC3339), e.Err)
+}
+
+func (e *PendingError) Unwrap() error { return e.Err }
+
+// Pending returns a channel that is closed when the call is over. It is never
+// nil for an error that Do returned.
+func (e *PendingError) Pending() <-chan struct{} { return e.done }
+
+// GRPCStatus returns DEADLINE_EXCEEDED, also for a cancelled context: COs take
+// it as "may still be going on" and repeat the same request.
+func (e *PendingError) GRPCStatus() *status.Status {
+	return status.New(codes.DeadlineExceeded, e.Error())
+}
+
+// LimitError says that a call was refused, and not started, because too many
+// earlier ones hang.
+type LimitError struct {
+	Key   string
+	Limit int
+}
+
+func (e *LimitError) Error() string {
+	return fmt.Sprintf("%s: not started: %d earlier calls still hang in the kernel; repair the storage they wait for, then retry",
+		e.Key, e.Limit)
+}
+
+// GRPCStatus returns UNAVAILABLE, which every CO component retries. The nearer
+// RESOURCE_EXHAUSTED is retried by kubelet too, but external-provisioner takes it
+// as final or moves the pod to another node, and external-attacher as a full node.
+func (e *LimitError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}
+
+// errGoexit is PanicError.Value when fn called runtime.Goexit.
+var errGoexit = errors.New("runtime.Goexit called")
+
+// PanicError says that the function given to Do panicked, or left by
+// runtime.Goexit (as testing.T.FailNow does).
+type PanicError struct {
+	Key   string
+	Value any    // what was passed to panic
+	Stack []byte // of the goroutine that ran the function; not part of the text
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("%s: panic: %v; this is a bug in the driver", e.Key, e.Value)
+}
+
+// GRPCStatus returns UNAVAILABLE: what was done before the panic is not known,
+// and kubelet takes INTERNAL as "nothing was done" and would not clean up.
+func (e *PanicError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}

@@ -1,0 +1,7 @@
+package blocking
+
+func HoldsMap(g *Group) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.calls != nil || g.parked != 0
+}

@@ -1,0 +1,179 @@
+package blocking
+
+import (
+	"cmp"
+	"context"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"time"
+)
+
+// DefaultLimit is the number of parked calls that a Group with Limit 0 allows.
+// A call blocked in the kernel occupies a thread, and the Go runtime ends the
+// process at 10 000 threads; 128 is far from that, and far above what one sick
+// server causes, since retries join.
+const DefaultLimit = 128
+
+// Group runs calls, at most one per key at a time. The zero value is ready to
+// use. A Group must not be copied after first use.
+type Group struct {
+	// Limit bounds the parked calls: those still under way although every
+	// caller has gone. Calls that somebody waits for do not count, their
+	// number is bounded by the callers. 0 or less means DefaultLimit. It must
+	// not be changed after the first Do.
+	Limit int
+
+	mu     sync.Mutex
+	calls  map[string]*call
+	parked int // calls without waiters
+}
+
+// call is one run of fn. The fields are guarded by Group.mu; value and err may
+// also be read once done is closed.
+type call struct {
+	since   time.Time
+	waiters int
+	over    bool
+	done    chan struct{}
+	value   any
+	err     error
+}
+
+// Call describes a call under way.
+type Call struct {
+	Key     string
+	Since   time.Time // when fn was started
+	Waiters int       // callers inside Do; 0: the call is parked
+}
+
+// Do runs fn on a goroutine of its own and returns its result. When a call with
+// the same key is under way already, Do joins it: fn is not run, joined is true,
+// and all callers get the same v and err. The key therefore has to name the
+// whole work: two mounts that differ in their options need different keys. And v
+// must not be changed by those who share it.
+//
+// When ctx ends before the call does, Do returns a [*PendingError] at once, and
+// the call goes on: fn is not interrupted, its result goes to those who join
+// before it ends, and is dropped when nobody has. So fn must be safe to run again
+// afterwards, and must not rely on anything that its caller takes back on return:
+// a lock, an open descriptor, the context.
+//
+// When ctx has ended before Do is called, fn is not run and ctx.Err() is
+// returned: nothing is pending. When the number of parked calls has reached
+// Limit, a call that cannot join is refused with a [*LimitError].
+//
+// A panic in fn does not end the process, which serves other volumes as well; it
+// is returned to all callers as a [*PanicError], and so is runtime.Goexit. A
+// recovery handler around Do would not see it otherwise, since fn runs on another
+// goroutine. Like any result, a panic is dropped when nobody waits; a retry runs
+// fn again, and meets it again.
+func (g *Group) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	c, joined, err := g.enter(key, fn)
+	if err != nil {
+		return nil, false, err
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		if g.leave(c) {
+			return nil, joined, &PendingError{Key: key, Since: c.since, Err: ctx.Err(), done: c.done}
+		}
+	}
+	return c.value, joined, c.err
+}
+
+// Snapshot lists the calls under way, the oldest first.
+func (g *Group) Snapshot() []Call {
+	g.mu.Lock()
+	list := make([]Call, 0, len(g.calls))
+	for key, c := range g.calls {
+		list = append(list, Call{Key: key, Since: c.since, Waiters: c.waiters})
+	}
+	g.mu.Unlock()
+	slices.SortFunc(list, func(a, b Call) int {
+		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Key, b.Key))
+	})
+	return list
+}
+
+// enter joins the call with that key or starts it, and counts the caller in.
+func (g *Group) enter(key string, fn func() (any, error)) (c *call, joined bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c, joined = g.calls[key]; joined {
+		if c.waiters == 0 {
+			g.parked--
+		}
+		c.waiters++
+		return c, true, nil
+	}
+	limit := g.Limit
+	if limit <= 0 {
+		limit = DefaultLimit
+	}
+	if g.parked >= limit {
+		return nil, false, &LimitError{Key: key, Limit: limit}
+	}
+	c = &call{since: time.Now(), waiters: 1, done: make(chan struct{})}
+	if g.calls == nil {
+		g.calls = make(map[string]*call)
+	}
+	g.calls[key] = c
+	go g.run(key, c, fn)
+	return c, false, nil
+}
+
+// leave counts the caller out. It reports false when the call has ended in the
+// meantime: a result that is known must not be reported as pending.
+func (g *Group) leave(c *call) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.over {
+		return false
+	}
+	c.waiters--
+	if c.waiters == 0 {
+		g.parked++
+	}
+	return true
+}
+
+func (g *Group) run(key string, c *call, fn func() (any, error)) {
+	// Overwritten unless fn leaves by panic or runtime.Goexit; only a deferred
+	// function sees these two, and it must end the call for them as well.
+	var value any
+	var err error
+	returned := false
+	defer func() {
+		if !returned {
+			// recover gives nil for Goexit alone: since Go 1.21 panic(nil)
+			// arrives as a *runtime.PanicNilError.
+			reason := recover()
+			if reason == nil {
+				reason = errGoexit
+			}
+			value, err = nil, &PanicError{Key: key, Value: reason, Stack: debug.Stack()}
+		}
+		g.finish(key, c, value, err)
+	}()
+	value, err = fn()
+	returned = true
+}
+
+func (g *Group) finish(key string, c *call, value any, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	c.value, c.err, c.over = value, err, true
+	if c.waiters == 0 {
+		g.parked--
+	}
+	delete(g.calls, key)
+	if len(g.calls) == 0 {
+		g.calls = nil // a map keeps the buckets of its largest burst
+	}
+	close(c.done)
+}

@@ -1,0 +1,96 @@
+package volumelock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
+
+	"github.com/csikit/csikit/volumelock"
+)
+
+func ExampleTable() {
+	var locks volumelock.Table
+	volume := volumelock.Key{Kind: volumelock.NodeVolume, ID: "vol-1"}
+
+	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume", RequestID: "17"}, volumelock.Request{Key: volume})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer held.Release()
+
+	_, err = locks.Acquire(volumelock.Op{RPC: "NodeUnstageVolume"}, volumelock.Request{Key: volume})
+	var busy *volumelock.BusyError
+	if errors.As(err, &busy) {
+		fmt.Println(busy.RPC, "finds", busy.Key, "held by", busy.Holder.RPC, busy.Holder.RequestID)
+		fmt.Println(status.Code(err))
+	}
+	// Output:
+	// NodeUnstageVolume finds node_volume "vol-1" held by NodeStageVolume 17
+	// Aborted
+}
+
+// Work that outlives its call keeps its keys.
+func ExampleHeld_Park() {
+	var locks volumelock.Table
+	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.NodeVolume, ID: "vol-1"}}
+	stage := func(mounted <-chan struct{}) error {
+		held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volume)
+		if err != nil {
+			return err
+		}
+		defer held.Release()
+		held.Park(mounted) // the deadline has passed, the mount still hangs
+		return context.DeadlineExceeded
+	}
+	mounted := make(chan struct{})
+	fmt.Println("stage:", stage(mounted))
+	for _, e := range locks.Snapshot() {
+		fmt.Println(e.Key, e.Mode, e.Op.RPC, "parked:", e.Parked)
+	}
+	_, err := locks.Acquire(volumelock.Op{RPC: "NodeExpandVolume"}, volume)
+	fmt.Println("expand refused:", err != nil)
+	fmt.Println("retry of stage:", stage(mounted))
+	close(mounted)
+	// Output:
+	// stage: context deadline exceeded
+	// node_volume "vol-1" exclusive NodeStageVolume parked: true
+	// expand refused: true
+	// retry of stage: context deadline exceeded
+}
+
+// A server of which no two calls work on the same volume, target or name.
+func ExampleUnaryServerInterceptor() {
+	var locks volumelock.Table
+	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
+		// recovery, logging and validation come first
+		volumelock.UnaryServerInterceptor(&locks),
+	))
+	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
+	fmt.Println(len(locks.Snapshot()), "keys held")
+	// Output: 0 keys held
+}
+
+// In this driver the ID of a volume follows from its name, so that creating and
+// deleting one volume can exclude each other.
+func ExampleWithPolicy() {
+	policy := func(fullMethod string, req any) []volumelock.Request {
+		keys := volumelock.DefaultPolicy(fullMethod, req)
+		if create, ok := req.(*csi.CreateVolumeRequest); ok {
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "id-of-" + create.GetName()}})
+		}
+		return keys
+	}
+	var locks volumelock.Table
+	_ = volumelock.UnaryServerInterceptor(&locks, volumelock.WithPolicy(policy))
+	for _, r := range policy(csi.Controller_CreateVolume_FullMethodName, &csi.CreateVolumeRequest{Name: "pvc-1"}) {
+		fmt.Println(r.Key, r.Mode)
+	}
+	// Output:
+	// volume_name "pvc-1" exclusive
+	// volume "id-of-pvc-1" exclusive
+}

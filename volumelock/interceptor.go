@@ -1,0 +1,95 @@
+package volumelock
+
+import (
+	"context"
+	"errors"
+	"path"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// Option changes what [UnaryServerInterceptor] does.
+type Option interface{ apply(*config) }
+
+type config struct {
+	policy    Policy
+	wait      time.Duration
+	requestID func(context.Context) string
+}
+
+type option func(*config)
+
+func (o option) apply(c *config) { o(c) }
+
+// WithPolicy replaces [DefaultPolicy]. nil changes nothing.
+func WithPolicy(p Policy) Option {
+	return option(func(c *config) {
+		if p != nil {
+			c.policy = p
+		}
+	})
+}
+
+// WithWait lets a call wait up to limit for keys that are busy before it is
+// refused. Without it, and with 0 or less, calls are refused at once. The wait
+// also ends with the call's context, and is not made for parked keys. Stay well
+// below the CO's deadline, 2 minutes for kubelet: the wait counts against it.
+func WithWait(limit time.Duration) Option {
+	return option(func(c *config) { c.wait = limit })
+}
+
+// WithRequestID tells how to find the id of a request in its context, to name
+// the holder of a key with it. nil changes nothing.
+func WithRequestID(from func(context.Context) string) Option {
+	return option(func(c *config) {
+		if from != nil {
+			c.requestID = from
+		}
+	})
+}
+
+// UnaryServerInterceptor holds the keys of each call while its handler runs, also
+// when the handler panics. A call that cannot have its keys is answered with a
+// [*BusyError] and does not reach the handler.
+//
+// When the handler returns an error in whose chain errors.As finds a method
+// Pending() <-chan struct{}, the keys are parked until that channel closes (see
+// [Held.Park]); a nil channel means that nothing is pending.
+//
+// It belongs innermost, after validation (so that an invalid request is not told
+// to be busy) and below whatever turns errors into plain statuses (which would
+// hide Pending). Streams need no keys; there is no stream interceptor. One table
+// may serve several servers.
+func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerInterceptor {
+	c := config{policy: DefaultPolicy, requestID: func(context.Context) string { return "" }}
+	for _, o := range opts {
+		o.apply(&c)
+	}
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		reqs := c.policy(info.FullMethod, req)
+		if len(reqs) == 0 {
+			return handler(ctx, req)
+		}
+		op := Op{RPC: path.Base(info.FullMethod), RequestID: c.requestID(ctx)}
+		held, err := acquire(ctx, t, c.wait, op, reqs)
+		if err != nil {
+			return nil, err
+		}
+		defer held.Release()
+		resp, err := handler(ctx, req)
+		var pending interface{ Pending() <-chan struct{} }
+		if errors.As(err, &pending) {
+			held.Park(pending.Pending())
+		}
+		return resp, err
+	}
+}
+
+func acquire(ctx context.Context, t *Table, wait time.Duration, op Op, reqs []Request) (*Held, error) {
+	held, err := t.Acquire(op, reqs...)
+	if err == nil || wait <= 0 {
+		return held, err
+	}
+	return t.acquireWait(ctx, wait, op, reqs)
+}

@@ -1,0 +1,382 @@
+package volumelock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/csikit/csikit/volumelock"
+)
+
+// pendingError is what a driver returns for work that goes on.
+type pendingError struct{ pending chan struct{} }
+
+func (e *pendingError) Error() string            { return "still unmounting" }
+func (e *pendingError) Pending() <-chan struct{} { return e.pending }
+
+func stageRequest() *csi.NodeStageVolumeRequest {
+	return &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}
+}
+
+// invoke runs one call through the interceptor.
+func invoke(ctx context.Context, i grpc.UnaryServerInterceptor, method string, req any, handler func() error) error {
+	_, err := i(ctx, req, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) {
+		return nil, handler()
+	})
+	return err
+}
+
+func ok() error { return nil }
+
+func TestInterceptorHoldsKeysDuringTheCall(t *testing.T) {
+	var table volumelock.Table
+	type idKey struct{}
+	i := volumelock.UnaryServerInterceptor(&table, volumelock.WithRequestID(func(ctx context.Context) string {
+		id, _ := ctx.Value(idKey{}).(string)
+		return id
+	}))
+	ctx := context.WithValue(t.Context(), idKey{}, "r1")
+	cause := errors.New("cause")
+	err := invoke(ctx, i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
+		err := invoke(t.Context(), i, csi.Node_NodeUnstageVolume_FullMethodName, &csi.NodeUnstageVolumeRequest{VolumeId: "v"}, func() error {
+			t.Error("the refused handler ran")
+			return nil
+		})
+		var busy *volumelock.BusyError
+		if !errors.As(err, &busy) || busy.RPC != "NodeUnstageVolume" || busy.Holder != (volumelock.Op{RPC: "NodeStageVolume", RequestID: "r1"}) {
+			t.Errorf("second call: %v, want it refused, naming the first", err)
+		}
+		if status.Code(err) != codes.Aborted {
+			t.Errorf("code = %v, want ABORTED", status.Code(err))
+		}
+		return cause
+	})
+	if err != cause {
+		t.Errorf("err = %v, want the handler's", err)
+	}
+	mustBeIdle(t, &table)
+}
+
+func TestInterceptorReadsPass(t *testing.T) {
+	var table volumelock.Table
+	i := volumelock.UnaryServerInterceptor(&table)
+	ran := false
+	err := invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
+		return invoke(t.Context(), i, csi.Node_NodeGetVolumeStats_FullMethodName, &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/s"}, func() error {
+			ran = true
+			return nil
+		})
+	})
+	if err != nil || !ran {
+		t.Errorf("stats during a stage: %v, ran %v", err, ran)
+	}
+}
+
+func TestInterceptorPolicyAndNilOptions(t *testing.T) {
+	var table volumelock.Table
+	i := volumelock.UnaryServerInterceptor(&table, volumelock.WithPolicy(func(method string, req any) []volumelock.Request {
+		return []volumelock.Request{ex(volumelock.Volume, method)}
+	}), volumelock.WithPolicy(nil), volumelock.WithRequestID(nil), volumelock.WithWait(0))
+	err := invoke(t.Context(), i, "/vendor.v1.S/M", nil, func() error {
+		if got, want := held(&table), `volume "/vendor.v1.S/M" exclusive M`; got != want {
+			t.Errorf("held %s, want %s", got, want)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInterceptorPanicReleases(t *testing.T) {
+	var table volumelock.Table
+	i := volumelock.UnaryServerInterceptor(&table)
+	func() {
+		defer func() {
+			if recover() != "boom" {
+				t.Error("the panic did not come through")
+			}
+		}()
+		_ = invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error { panic("boom") })
+	}()
+	mustBeIdle(t, &table)
+}
+
+func TestInterceptorParks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var table volumelock.Table
+		i := volumelock.UnaryServerInterceptor(&table)
+		hung := &pendingError{make(chan struct{})}
+		stageHangs := func() error {
+			return invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
+				return fmt.Errorf("stage: %w", hung)
+			})
+		}
+		for range 3 { // the retries join, and hang as well
+			if err := stageHangs(); !errors.Is(err, hung) {
+				t.Fatalf("stage = %v, want the handler's error", err)
+			}
+		}
+		if got, want := held(&table), `node_volume "v" exclusive NodeStageVolume parked`; got != want {
+			t.Errorf("held %s, want %s", got, want)
+		}
+
+		publish := func() error {
+			return invoke(t.Context(), i, csi.Node_NodePublishVolume_FullMethodName,
+				&csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: "/t"}, ok)
+		}
+		expand := func() error {
+			return invoke(t.Context(), i, csi.Node_NodeExpandVolume_FullMethodName, &csi.NodeExpandVolumeRequest{VolumeId: "v"}, ok)
+		}
+		for name, call := range map[string]func() error{"publish": publish, "expand": expand} {
+			err := call()
+			if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "parked by NodeStageVolume") {
+				t.Errorf("%s = %v, want ABORTED naming the parked stage", name, err)
+			}
+		}
+		if err := invoke(t.Context(), i, csi.Node_NodeUnpublishVolume_FullMethodName,
+			&csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/t"}, ok); err != nil {
+			t.Errorf("unpublish = %v, want it to pass", err)
+		}
+		if err := invoke(t.Context(), i, csi.Node_NodeUnstageVolume_FullMethodName,
+			&csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}, ok); err != nil {
+			t.Errorf("unstage = %v, want it to pass", err)
+		}
+
+		close(hung.pending)
+		synctest.Wait()
+		mustBeIdle(t, &table)
+		if err := publish(); err != nil {
+			t.Errorf("publish after the end = %v", err)
+		}
+	})
+}
+
+// An error type may have a Pending method and nothing pending.
+func TestInterceptorNothingPending(t *testing.T) {
+	var table volumelock.Table
+	i := volumelock.UnaryServerInterceptor(&table)
+	err := invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error { return &pendingError{} })
+	if err == nil {
+		t.Error("the error was lost")
+	}
+	mustBeIdle(t, &table)
+}
+
+func TestInterceptorWait(t *testing.T) {
+	const limit = 10 * time.Second
+	call := func(ctx context.Context, table *volumelock.Table, method string, req any) (time.Duration, error) {
+		i := volumelock.UnaryServerInterceptor(table, volumelock.WithWait(limit))
+		began := time.Now()
+		err := invoke(ctx, i, method, req, ok)
+		return time.Since(began), err
+	}
+	volume := ex(volumelock.NodeVolume, "v")
+	unstageRequest := &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}
+	tests := []struct {
+		name   string
+		method string
+		req    any
+		during func(h *volumelock.Held, cancel func(), pending <-chan struct{}) // while the call waits
+		took   time.Duration
+		busy   bool
+	}{
+		{"released in time", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), _ <-chan struct{}) {
+			time.Sleep(3 * time.Second)
+			h.Release()
+		}, 3 * time.Second, false},
+		{"not released", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), _ <-chan struct{}) {
+			time.Sleep(limit + time.Second)
+			h.Release()
+		}, limit, true},
+		{"the caller gives up", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(_ *volumelock.Held, cancel func(), _ <-chan struct{}) {
+			time.Sleep(2 * time.Second)
+			cancel()
+		}, 2 * time.Second, true},
+		{"parked meanwhile", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), pending <-chan struct{}) {
+			time.Sleep(time.Second)
+			h.Park(pending)
+		}, time.Second, true},
+		{"parked meanwhile, and passed", csi.Node_NodeUnstageVolume_FullMethodName, unstageRequest, func(h *volumelock.Held, _ func(), pending <-chan struct{}) {
+			time.Sleep(time.Second)
+			h.Park(pending)
+		}, time.Second, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table volumelock.Table
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				pending := make(chan struct{})
+				defer close(pending)
+				h := mustAcquire(t, &table, volumelock.Op{RPC: "NodeExpandVolume"}, volume)
+				var during sync.WaitGroup
+				during.Go(func() { tt.during(h, cancel, pending) })
+				took, err := call(ctx, &table, tt.method, tt.req)
+				if took != tt.took {
+					t.Errorf("took %v, want %v", took, tt.took)
+				}
+				var busy *volumelock.BusyError
+				if errors.As(err, &busy) != tt.busy {
+					t.Errorf("err = %v, want busy %v", err, tt.busy)
+				}
+				during.Wait()
+			})
+		})
+	}
+	t.Run("free", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var table volumelock.Table
+			if took, err := call(t.Context(), &table, csi.Node_NodeStageVolume_FullMethodName, stageRequest()); took != 0 || err != nil {
+				t.Errorf("took %v, %v, want no wait", took, err)
+			}
+		})
+	})
+	t.Run("many wait, one after the other", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			var table volumelock.Table
+			i := volumelock.UnaryServerInterceptor(&table, volumelock.WithWait(time.Minute))
+			var calls sync.WaitGroup
+			began := time.Now()
+			for range 20 {
+				calls.Go(func() {
+					if err := invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
+						time.Sleep(time.Second)
+						return nil
+					}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			calls.Wait()
+			if took := time.Since(began); took != 20*time.Second {
+				t.Errorf("20 calls of a second took %v", took)
+			}
+			mustBeIdle(t, &table)
+		})
+	})
+}
+
+// 200 pods of one shared volume come and go at the same time.
+func TestInterceptorManyPods(t *testing.T) {
+	const pods = 200
+	tests := []struct {
+		mode   csi.VolumeCapability_AccessMode_Mode
+		inside int // handlers that run at once
+	}{
+		{csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, pods},
+		{csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, 1},
+	}
+	for _, tt := range tests {
+		t.Run(tt.mode.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table volumelock.Table
+				i := volumelock.UnaryServerInterceptor(&table)
+				run := func(method string, req func(target string) any) (inside, aborted int) {
+					var mu sync.Mutex
+					var calls sync.WaitGroup
+					leave := make(chan struct{})
+					for pod := range pods {
+						calls.Go(func() {
+							err := invoke(t.Context(), i, method, req(fmt.Sprint("/pods/", pod)), func() error {
+								mu.Lock()
+								inside++
+								mu.Unlock()
+								<-leave
+								return nil
+							})
+							if status.Code(err) == codes.Aborted {
+								mu.Lock()
+								aborted++
+								mu.Unlock()
+							} else if err != nil {
+								t.Error(err)
+							}
+						})
+					}
+					synctest.Wait() // all are inside the handler or refused
+					close(leave)
+					calls.Wait()
+					return inside, aborted
+				}
+				inside, aborted := run(csi.Node_NodePublishVolume_FullMethodName, func(target string) any {
+					return &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: target, VolumeCapability: capability(tt.mode)}
+				})
+				if inside != tt.inside || aborted != pods-tt.inside {
+					t.Errorf("publish: %d at once and %d aborted, want %d and %d", inside, aborted, tt.inside, pods-tt.inside)
+				}
+				inside, aborted = run(csi.Node_NodeUnpublishVolume_FullMethodName, func(target string) any {
+					return &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target}
+				})
+				if inside != pods || aborted != 0 {
+					t.Errorf("unpublish: %d at once and %d aborted, want %d and 0", inside, aborted, pods)
+				}
+				mustBeIdle(t, &table)
+			})
+		})
+	}
+}
+
+// node hangs in NodeStageVolume until it is released.
+type node struct {
+	csi.UnimplementedNodeServer
+	entered, release chan struct{}
+}
+
+func (n *node) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	close(n.entered)
+	<-n.release
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// Over a real server: what the CO sees.
+func TestInterceptorOverGRPC(t *testing.T) {
+	var table volumelock.Table
+	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{entered: make(chan struct{}), release: make(chan struct{})}
+	server := grpc.NewServer(grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(&table)))
+	csi.RegisterNodeServer(server, n)
+	var background sync.WaitGroup
+	defer background.Wait()
+	background.Go(func() { _ = server.Serve(lis) })
+	defer server.Stop()
+	conn, err := grpc.NewClient("unix:"+lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := csi.NewNodeClient(conn)
+
+	var first error
+	var stage sync.WaitGroup
+	stage.Go(func() { _, first = client.NodeStageVolume(t.Context(), stageRequest()) })
+	<-n.entered
+	_, err = client.NodeStageVolume(t.Context(), stageRequest())
+	s := status.Convert(err)
+	if s.Code() != codes.Aborted || !strings.Contains(s.Message(), `node_volume "v" is held by NodeStageVolume for`) || len(s.Details()) != 0 {
+		t.Errorf("second call: %v, want ABORTED naming the holder, no details", err)
+	}
+	close(n.release)
+	stage.Wait()
+	if first != nil {
+		t.Errorf("first call: %v", first)
+	}
+	mustBeIdle(t, &table)
+}

@@ -1,0 +1,230 @@
+package volumelock
+
+import (
+	"path"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// Policy says which keys a call needs; none for nil. fullMethod is gRPC's name
+// of the method, req its request message.
+type Policy func(fullMethod string, req any) []Request
+
+// DefaultPolicy knows every RPC of CSI v1.13; a method outside CSI needs no keys.
+// It panics when req is not the request of that method. A key whose ID is empty
+// in the request is left out: such a request is invalid, not busy.
+//
+// Reads take nothing: they must not be refused, and what they see may change
+// right after anyway. The streams of SnapshotMetadata are reads as well; a
+// snapshot that is being read is the backend's FAILED_PRECONDITION on delete.
+//
+// CreateVolume knows the name of its volume only, DeleteVolume the ID only: these
+// two do not exclude each other, and the same holds for snapshots and groups. A
+// driver whose IDs follow from the names adds the ID's key in its own Policy.
+func DefaultPolicy(fullMethod string, req any) []Request {
+	keys := rules[fullMethod]
+	if keys == nil {
+		return nil
+	}
+	return slices.DeleteFunc(keys(req), func(r Request) bool { return r.Key.ID == "" })
+}
+
+// rules decides for each RPC. There is one line for every RPC, so that a new one
+// in the specification fails a test until somebody has thought about it.
+var rules = map[string]func(req any) []Request{
+	csi.Identity_GetPluginInfo_FullMethodName:         none,
+	csi.Identity_GetPluginCapabilities_FullMethodName: none,
+	csi.Identity_Probe_FullMethodName:                 none,
+
+	csi.Controller_CreateVolume_FullMethodName:               of(createVolume),
+	csi.Controller_DeleteVolume_FullMethodName:               of(deleteVolume),
+	csi.Controller_ControllerPublishVolume_FullMethodName:    of(controllerPublish),
+	csi.Controller_ControllerUnpublishVolume_FullMethodName:  of(controllerUnpublish),
+	csi.Controller_ValidateVolumeCapabilities_FullMethodName: none,
+	csi.Controller_ListVolumes_FullMethodName:                none,
+	csi.Controller_ControllerListVolumeHealth_FullMethodName: none,
+	csi.Controller_ControllerGetVolumeHealth_FullMethodName:  none,
+	csi.Controller_GetCapacity_FullMethodName:                none,
+	csi.Controller_ControllerGetCapabilities_FullMethodName:  none,
+	csi.Controller_CreateSnapshot_FullMethodName:             of(createSnapshot),
+	csi.Controller_DeleteSnapshot_FullMethodName:             of(deleteSnapshot),
+	csi.Controller_ListSnapshots_FullMethodName:              none,
+	csi.Controller_GetSnapshot_FullMethodName:                none,
+	csi.Controller_ControllerExpandVolume_FullMethodName:     of(controllerExpand),
+	csi.Controller_ControllerGetVolume_FullMethodName:        none,
+	csi.Controller_ControllerModifyVolume_FullMethodName:     of(controllerModify),
+
+	csi.GroupController_GroupControllerGetCapabilities_FullMethodName: none,
+	csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName:      of(createGroupSnapshot),
+	csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName:      of(deleteGroupSnapshot),
+	csi.GroupController_GetVolumeGroupSnapshot_FullMethodName:         none,
+
+	csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName: none,
+	csi.SnapshotMetadata_GetMetadataDelta_FullMethodName:     none,
+
+	csi.Node_NodeStageVolume_FullMethodName:      of(nodeStage),
+	csi.Node_NodeUnstageVolume_FullMethodName:    of(nodeUnstage),
+	csi.Node_NodePublishVolume_FullMethodName:    of(nodePublish),
+	csi.Node_NodeUnpublishVolume_FullMethodName:  of(nodeUnpublish),
+	csi.Node_NodeGetVolumeStats_FullMethodName:   none,
+	csi.Node_NodeGetVolumeHealth_FullMethodName:  none,
+	csi.Node_NodeGetStorageHealth_FullMethodName: none,
+	csi.Node_NodeExpandVolume_FullMethodName:     of(nodeExpand),
+	csi.Node_NodeGetCapabilities_FullMethodName:  none,
+	csi.Node_NodeGetInfo_FullMethodName:          none,
+}
+
+func none(any) []Request { return nil }
+
+func of[R any](keys func(R) []Request) func(any) []Request {
+	return func(req any) []Request { return keys(req.(R)) }
+}
+
+func exclusive(k Kind, id string) Request { return Request{Key{k, id}, Exclusive} }
+func shared(k Kind, id string) Request    { return Request{Key{k, id}, Shared} }
+
+// createVolume shares its source, so that many clones may be made at once while
+// the source cannot be deleted.
+func createVolume(r *csi.CreateVolumeRequest) []Request {
+	source := r.GetVolumeContentSource()
+	return []Request{
+		exclusive(VolumeName, r.GetName()),
+		shared(Volume, source.GetVolume().GetVolumeId()),
+		shared(Snapshot, source.GetSnapshot().GetSnapshotId()),
+	}
+}
+
+func deleteVolume(r *csi.DeleteVolumeRequest) []Request {
+	return []Request{exclusive(Volume, r.GetVolumeId())}
+}
+
+// controllerPublish takes the volume's attachments exclusively where the mode
+// limits how many nodes may have the volume: two attaches to different nodes must
+// not both find it free. It takes those and not the volume, so that a long
+// snapshot or clone does not hold back the start of a pod.
+func controllerPublish(r *csi.ControllerPublishVolumeRequest) []Request {
+	attach := Exclusive
+	switch r.GetVolumeCapability().GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		attach = Shared
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:
+		if r.GetReadonly() { // only writers are limited to one node
+			attach = Shared
+		}
+	}
+	return []Request{
+		shared(Volume, r.GetVolumeId()),
+		{Key{VolumeAttach, r.GetVolumeId()}, attach},
+		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+	}
+}
+
+// controllerUnpublish does not know the access mode, and detaching from several
+// nodes at once is safe. Without a node ID it detaches from all of them.
+func controllerUnpublish(r *csi.ControllerUnpublishVolumeRequest) []Request {
+	attach := Shared
+	if r.GetNodeId() == "" {
+		attach = Exclusive
+	}
+	return []Request{
+		shared(Volume, r.GetVolumeId()),
+		{Key{VolumeAttach, r.GetVolumeId()}, attach},
+		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+	}
+}
+
+func volumeNode(volumeID, nodeID string) Request {
+	if volumeID == "" || nodeID == "" {
+		return Request{} // left out
+	}
+	return Request{VolumeNodeKey(volumeID, nodeID), Exclusive}
+}
+
+func controllerExpand(r *csi.ControllerExpandVolumeRequest) []Request {
+	return []Request{exclusive(Volume, r.GetVolumeId())}
+}
+
+func controllerModify(r *csi.ControllerModifyVolumeRequest) []Request {
+	return []Request{exclusive(Volume, r.GetVolumeId())}
+}
+
+func createSnapshot(r *csi.CreateSnapshotRequest) []Request {
+	return []Request{
+		exclusive(SnapshotName, r.GetName()),
+		shared(Volume, r.GetSourceVolumeId()),
+	}
+}
+
+func deleteSnapshot(r *csi.DeleteSnapshotRequest) []Request {
+	return []Request{exclusive(Snapshot, r.GetSnapshotId())}
+}
+
+func createGroupSnapshot(r *csi.CreateVolumeGroupSnapshotRequest) []Request {
+	keys := []Request{exclusive(GroupName, r.GetName())}
+	for _, id := range r.GetSourceVolumeIds() {
+		keys = append(keys, shared(Volume, id))
+	}
+	return keys
+}
+
+// deleteGroupSnapshot deletes the members as well.
+func deleteGroupSnapshot(r *csi.DeleteVolumeGroupSnapshotRequest) []Request {
+	keys := []Request{exclusive(Group, r.GetGroupSnapshotId())}
+	for _, id := range r.GetSnapshotIds() {
+		keys = append(keys, exclusive(Snapshot, id))
+	}
+	return keys
+}
+
+func nodeStage(r *csi.NodeStageVolumeRequest) []Request {
+	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+}
+
+func nodeUnstage(r *csi.NodeUnstageVolumeRequest) []Request {
+	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+}
+
+func nodeExpand(r *csi.NodeExpandVolumeRequest) []Request {
+	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+}
+
+// nodePublish shares the volume, so that the pods of one volume do not abort each
+// other. It does not where the mode allows a single target on the node: the
+// specification wants FAILED_PRECONDITION for the second one, and two at once
+// must not both be the first. An unknown mode is taken for such a one.
+func nodePublish(r *csi.NodePublishVolumeRequest) []Request {
+	volume := Exclusive
+	switch r.GetVolumeCapability().GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		volume = Shared
+	}
+	return []Request{
+		{Key{NodeVolume, r.GetVolumeId()}, volume},
+		target(r.GetTargetPath()),
+	}
+}
+
+func nodeUnpublish(r *csi.NodeUnpublishVolumeRequest) []Request {
+	return []Request{
+		shared(NodeVolume, r.GetVolumeId()),
+		target(r.GetTargetPath()),
+	}
+}
+
+func target(p string) Request {
+	if p == "" {
+		return Request{} // left out; path.Clean would make it "."
+	}
+	return exclusive(Target, path.Clean(p))
+}
+
+// isTeardown reports whether an RPC passes parked keys. These two must reach a
+// hung mount: nothing else can end it.
+func isTeardown(rpc string) bool {
+	return rpc == "NodeUnpublishVolume" || rpc == "NodeUnstageVolume"
+}
