@@ -1,0 +1,16 @@
+package csiserver
+
+import "time"
+
+// WithAnswerTimeout shortens the wait for a silent owner of a socket.
+func WithAnswerTimeout(d time.Duration) ListenOption {
+	return listenOption(func(c *listenConfig) { c.answerTimeout = d })
+}
+
+// WithLockTimeout shortens the wait for another process on the same socket.
+func WithLockTimeout(d time.Duration) ListenOption {
+	return listenOption(func(c *listenConfig) { c.lockTimeout = d })
+}
+
+// SunPathMax is the limit that Listen applies.
+const SunPathMax = sunPathMax

@@ -1,0 +1,44 @@
+package csiserver
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+)
+
+// lockDir takes the lock of a directory, which the kernel gives back when the
+// process dies.
+func lockDir(dir string, timeout time.Duration) (unlock func(), err error) {
+	d, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory of the socket: %w", err)
+	}
+	for deadline := time.Now().Add(timeout); ; {
+		err = syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { d.Close() }, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(deadline) {
+			d.Close()
+			return nil, fmt.Errorf("lock %s, which another process may hold: %w", dir, err)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// socketMode sets the mode of a unix socket before bind creates its file: the
+// kernel takes it from the socket's own inode, less the umask. So there is no
+// moment in which the file is open to more users than in the end, and no need to
+// change the umask of the whole process.
+func socketMode(mode fs.FileMode) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), uint32(mode.Perm())) }); e != nil {
+			return e
+		}
+		return err
+	}
+}

@@ -1,0 +1,188 @@
+package csiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"google.golang.org/grpc"
+)
+
+const (
+	defaultDrainTimeout = 20 * time.Second
+	// unwindTimeout is what cut calls get to notice that their context ended
+	// and to undo what they began, before Serve returns and the process exits.
+	unwindTimeout = time.Second
+	// handshakeTimeout bounds a client that connects and stays silent. gRPC
+	// waits for it even in a hard stop, by default for two minutes.
+	handshakeTimeout = 5 * time.Second
+)
+
+// A Server serves a CSI plugin. Make one with [New].
+type Server struct {
+	config
+	name   string
+	calls  calls
+	served atomic.Bool
+}
+
+// New makes a server of the services that opts give and of an Identity service.
+// It asks each service once for its capabilities, and fails if they contradict
+// each other or if info is not valid; the error, an [*Error], then wraps a
+// [*csispec.Violations]. It starts nothing.
+func New(info Info, opts ...Option) (*Server, error) {
+	s := &Server{name: info.Name}
+	s.drainTimeout = defaultDrainTimeout
+	for _, o := range opts {
+		o.apply(&s.config)
+	}
+	if err := s.complete(info); err != nil {
+		return nil, &Error{Op: "new", Object: fmt.Sprintf("plugin %q", info.Name), Err: err}
+	}
+	return s, nil
+}
+
+// complete checks what the options gave and fills in what they left open.
+func (s *Server) complete(info Info) error {
+	if err := errors.Join(append(s.errs, csispec.Validate(info.response()))...); err != nil {
+		return err
+	}
+	caps, err := s.capabilities(context.Background(), info)
+	if err != nil {
+		return err
+	}
+	if err := csispec.CheckCapabilities(caps); err != nil {
+		return err
+	}
+	s.logger = orDiscard(s.logger)
+	if s.identity == nil {
+		info.Manifest = maps.Clone(info.Manifest)
+		s.identity = &identity{info: info, capabilities: caps, ready: s.ready}
+	}
+	if slices.Contains(caps.Node, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
+		s.validation = append(s.validation, csispec.StageUnstage())
+	}
+	return nil
+}
+
+// Serve serves on lis until ctx ends. It then closes lis, which removes the
+// socket file of a [Listener], refuses new calls and waits for those in flight,
+// at most for the drain timeout; calls that are still running after that are cut
+// by ending their contexts. The contexts of calls do not derive from ctx.
+//
+// Serve returns nil after a stop in which every call could end, and an [*Error]
+// that names the calls it cut, or the failure of lis. It returns within a second
+// of the drain timeout even if a handler ignores its context; such a handler
+// keeps its goroutine until it returns by itself.
+//
+// A server serves once; a second Serve fails and leaves its listener alone.
+func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
+	endpoint := lis.Addr().Network() + "://" + lis.Addr().String()
+	if !s.served.CompareAndSwap(false, true) {
+		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: make a new one")}
+	}
+	gs := s.grpcServer()
+	done := make(chan error, 1)
+	go func() { done <- gs.Serve(lis) }()
+	s.logger.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("plugin", s.name), slog.String("endpoint", endpoint))
+
+	var failure error
+	select {
+	case <-ctx.Done():
+		s.logger.LogAttrs(ctx, slog.LevelInfo, "stopping", slog.String("endpoint", endpoint), slog.Duration("drain_timeout", s.drainTimeout))
+	case failure = <-done:
+		done <- nil
+		if ctx.Err() != nil {
+			failure = nil // somebody closed lis to stop
+		}
+	}
+	cut := s.stop(gs, done)
+	// gRPC closes it as well, but after a hard stop perhaps not yet.
+	lis.Close()
+	if len(cut) > 0 {
+		failure = errors.Join(failure, fmt.Errorf("calls cut after %v: %s", s.drainTimeout, strings.Join(cut, ", ")))
+	}
+	if failure != nil {
+		return &Error{Op: "serve", Object: endpoint, Err: failure}
+	}
+	s.logger.LogAttrs(ctx, slog.LevelInfo, "stopped", slog.String("endpoint", endpoint))
+	return nil
+}
+
+// stop ends gs within the bounds and names the calls that it cut. serve is what
+// gs.Serve returns.
+func (s *Server) stop(gs *grpc.Server, serve <-chan error) (cut []string) {
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		gs.GracefulStop()
+		<-serve
+	}()
+	drain := time.NewTimer(s.drainTimeout)
+	defer drain.Stop()
+	select {
+	case <-drained:
+		return nil
+	case <-drain.C:
+	}
+
+	cut = s.calls.list()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		gs.Stop()
+	}()
+	unwind := time.NewTimer(unwindTimeout)
+	defer unwind.Stop()
+	for _, c := range []<-chan struct{}{stopped, s.calls.whenIdle()} {
+		select {
+		case <-c:
+		case <-unwind.C:
+			return cut
+		}
+	}
+	return cut
+}
+
+func (s *Server) grpcServer() *grpc.Server {
+	unary := make([]grpc.UnaryServerInterceptor, 0, 6+len(s.unary))
+	stream := make([]grpc.StreamServerInterceptor, 0, 6+len(s.stream))
+	for _, i := range []Interceptor{
+		RequestIDs(),
+		s.calls.interceptor(),
+		Logging(s.logger, s.redactKeys...),
+		StatusNormalization(s.redactKeys...),
+		Recovery(s.logger, s.redactKeys...),
+		Validation(s.validation...),
+	} {
+		unary, stream = append(unary, i.Unary), append(stream, i.Stream)
+	}
+	gs := grpc.NewServer(
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.ChainUnaryInterceptor(append(unary, s.unary...)...),
+		grpc.ChainStreamInterceptor(append(stream, s.config.stream...)...),
+	)
+	csi.RegisterIdentityServer(gs, s.identity)
+	if s.controller != nil {
+		csi.RegisterControllerServer(gs, s.controller)
+	}
+	if s.group != nil {
+		csi.RegisterGroupControllerServer(gs, s.group)
+	}
+	if s.snapshotMetadata != nil {
+		csi.RegisterSnapshotMetadataServer(gs, s.snapshotMetadata)
+	}
+	if s.node != nil {
+		csi.RegisterNodeServer(gs, s.node)
+	}
+	return gs
+}

@@ -1,0 +1,80 @@
+package csiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// StatusNormalization turns the errors of CSI calls into statuses that keep the
+// rules of the specification: a canonical code other than UNKNOWN, a message,
+// no details.
+//
+// An error that carries a status, wrapped or not, keeps its code. A context's
+// error becomes DEADLINE_EXCEEDED or CANCELLED. Any other error of a call that
+// changes something becomes UNAVAILABLE, because nobody knows how far the call
+// got and kubelet takes INTERNAL and UNKNOWN as proof that nothing is left
+// behind; of a call that only asks, INTERNAL.
+//
+// Secrets of the request that the message echoes are masked, as
+// [csispec.Redacted.Strip] does with redactKeys.
+func StatusNormalization(redactKeys ...string) Interceptor {
+	return Interceptor{
+		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			resp, err := next(ctx, req)
+			if err != nil {
+				return nil, normalize(info.FullMethod, req, redactKeys, err)
+			}
+			return resp, nil
+		},
+		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			var first firstMessage
+			err := next(srv, &stream{ServerStream: ss, ctx: ss.Context(), onRecv: func(m any) error {
+				first.set(m)
+				return nil
+			}})
+			return normalize(info.FullMethod, first.get(), redactKeys, err)
+		},
+	}
+}
+
+func normalize(method string, req any, keys []string, err error) error {
+	if err == nil || !isCSI(method) {
+		return err
+	}
+	code := codeOf(err)
+	// The codes of gRPC end at UNAUTHENTICATED.
+	if code == codes.Unknown || code > codes.Unauthenticated {
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			code = codes.DeadlineExceeded
+		case errors.Is(err, context.Canceled):
+			code = codes.Canceled
+		case mutating(method):
+			code = codes.Unavailable
+		default:
+			code = codes.Internal
+		}
+	}
+	message := strip(req, keys, messageOf(err))
+	if strings.TrimSpace(message) == "" {
+		message = fmt.Sprintf("%s failed with %s and no message", shortName(method), code)
+	}
+	return status.Error(code, message)
+}
+
+// messageOf is the text of err without the frame that gRPC puts around the
+// status within.
+func messageOf(err error) string {
+	if s, carrier := statusOf(err); s != nil {
+		if inner := carrier.Error(); inner != "" {
+			return strings.Replace(err.Error(), inner, s.Message(), 1)
+		}
+	}
+	return err.Error()
+}

@@ -1,0 +1,23 @@
+// Package csispec holds the rules of the Container Storage Interface v1.13 as
+// data, for plugins and for tests of plugins.
+//
+//   - [Validate] reports every rule that a message breaks, in one error that
+//     carries the gRPC status the specification asks for.
+//   - [Redact] makes a message fit for a log: secrets, service-account tokens
+//     and credentials in mount flags are masked, and nothing is computed unless
+//     the message is printed.
+//   - [CheckCapabilities] finds capabilities that contradict each other, at
+//     start-up instead of in the first call that trips over them.
+//
+// # When not to use it
+//
+// The package knows what the specification says about one message at a time.
+// It does not know volumes: whether one exists, fits or is published elsewhere
+// is the driver's to answer. A driver that uses csiserver gets Validate and
+// Redact around every call and needs this package only for their options.
+//
+// # Concurrency, privileges, kernel
+//
+// All functions are pure and safe for concurrent use as long as nobody changes
+// the message meanwhile. No privileges and no particular kernel are needed.
+package csispec

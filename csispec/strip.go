@@ -1,0 +1,151 @@
+package csispec
+
+import (
+	"encoding/json"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// shortestSecret is the length below which a value is not looked for in other
+// text: it would be found everywhere.
+const shortestSecret = 4
+
+// Strip masks in text every value that the message prints a mask for, from four
+// bytes up, as it is and as Go, JSON or a URL would quote it. It is meant for
+// the text of an error that may echo its request, in a log or in a status.
+// Single lines of a value and the strings within a JSON value are masked too.
+func (r Redacted) Strip(text string) string {
+	m, ok := r.reflect()
+	if !ok || text == "" {
+		return text
+	}
+	// All places are marked before any is replaced, because secrets may
+	// overlap.
+	var marked []bool
+	r.secrets(m, func(v string) {
+		for _, form := range forms(v) {
+			if len(form) < shortestSecret {
+				continue
+			}
+			for at := 0; ; at++ {
+				i := strings.Index(text[at:], form)
+				if i < 0 {
+					break
+				}
+				if marked == nil {
+					marked = make([]bool, len(text))
+				}
+				at += i
+				for j := range len(form) {
+					marked[at+j] = true
+				}
+			}
+		}
+	})
+	if marked == nil {
+		return text
+	}
+	var b strings.Builder
+	for i := range len(text) {
+		switch {
+		case !marked[i]:
+			b.WriteByte(text[i])
+		case i == 0 || !marked[i-1]:
+			b.WriteString(mask)
+		}
+	}
+	return b.String()
+}
+
+// secrets calls f for every secret value in m.
+func (r Redacted) secrets(m protoreflect.Message, f func(string)) {
+	fields(m, func(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+		switch {
+		case fd.IsMap():
+			v.Map().Range(func(k protoreflect.MapKey, e protoreflect.Value) bool {
+				switch {
+				case isSecret(fd) || r.maskedKey(k):
+					f(e.String())
+				case fd.MapValue().Message() != nil:
+					r.secrets(e.Message(), f)
+				}
+				return true
+			})
+		case fd.IsList():
+			for i := range v.List().Len() {
+				e := v.List().Get(i)
+				switch {
+				case isSecret(fd):
+					f(e.String())
+				case fd.Message() != nil:
+					r.secrets(e.Message(), f)
+				case isMountFlags(fd):
+					flagSecrets(e.String(), f)
+				}
+			}
+		case isSecret(fd):
+			f(v.String())
+		case fd.Message() != nil:
+			r.secrets(v.Message(), f)
+		}
+	})
+}
+
+func flagSecrets(flag string, f func(string)) {
+	for {
+		_, secret, after := cutSecret(flag)
+		if secret == "" {
+			return
+		}
+		f(secret)
+		// What follows a comma may be another option, and the user info of a
+		// URL has a password behind its colon.
+		for _, sep := range []string{",", ":"} {
+			if a, b, found := strings.Cut(secret, sep); found {
+				f(a)
+				f(b)
+			}
+		}
+		flag = after
+	}
+}
+
+// forms lists the shapes in which a secret value may turn up in a text.
+func forms(v string) []string {
+	all := []string{v}
+	for line := range strings.Lines(v) {
+		all = append(all, strings.TrimSpace(line))
+	}
+	if strings.HasPrefix(v, "{") || strings.HasPrefix(v, "[") {
+		var doc any
+		if json.Unmarshal([]byte(v), &doc) == nil {
+			all = leaves(doc, all)
+		}
+	}
+	for _, s := range all {
+		quoted := strconv.Quote(s)
+		inJSON := string(appendQuoted(nil, s))
+		all = append(all, quoted[1:len(quoted)-1], inJSON[1:len(inJSON)-1], url.QueryEscape(s), url.PathEscape(s))
+	}
+	return all
+}
+
+// leaves appends the strings within a JSON document.
+func leaves(doc any, to []string) []string {
+	switch d := doc.(type) {
+	case string:
+		to = append(to, d)
+	case []any:
+		for _, e := range d {
+			to = leaves(e, to)
+		}
+	case map[string]any:
+		for _, e := range d {
+			to = leaves(e, to)
+		}
+	}
+	return to
+}

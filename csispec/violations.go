@@ -1,0 +1,77 @@
+package csispec
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// A Violation is one broken rule.
+type Violation struct {
+	// Field is the path of the field from the message down, as in
+	// "volume_capabilities[0].access_mode.mode". It is empty when there is no
+	// message at all.
+	Field string
+	// Rule is a stable identifier of the rule: required, size, path-absolute,
+	// control-character, oneof, enum, non-negative, capacity-range, secret-key,
+	// topology-key, topology-value, topology-preferred, staging-path,
+	// plugin-name; from CheckCapabilities capability-unknown,
+	// capability-duplicate and capability-missing.
+	Rule string
+	// Code is what the specification asks a plugin to answer.
+	Code codes.Code
+	// Text says what is wrong. It never contains the value of a map.
+	Text string
+}
+
+// Violations is the error of [Validate] and [CheckCapabilities]: every rule
+// that Subject breaks, in the order of its fields. All is never empty.
+type Violations struct {
+	// Subject is what was judged: the short name of the message, as in
+	// "NodePublishVolumeRequest", or "capabilities".
+	Subject string
+	All     []Violation
+}
+
+// maxListed bounds the text. A status message travels in an HTTP/2 header, and
+// clients other than Go's refuse headers above 8 KiB.
+const maxListed = 32
+
+// Error names every field and what is wrong with it, up to 32 of them.
+func (v *Violations) Error() string {
+	var b strings.Builder
+	b.WriteString("invalid ")
+	b.WriteString(v.Subject)
+	for i, x := range v.All {
+		if i == maxListed {
+			fmt.Fprintf(&b, "; and %d more", len(v.All)-i)
+			break
+		}
+		b.WriteString([]string{": ", "; "}[min(i, 1)])
+		if x.Field != "" {
+			b.WriteString(x.Field)
+			b.WriteByte(' ')
+		}
+		b.WriteString(x.Text)
+	}
+	return b.String()
+}
+
+// GRPCStatus returns the status to answer with. INVALID_ARGUMENT goes before
+// any other code, because a request has to be well-formed before its state
+// matters.
+func (v *Violations) GRPCStatus() *status.Status {
+	code := codes.InvalidArgument
+	for i, x := range v.All {
+		if x.Code == codes.InvalidArgument {
+			code = x.Code
+			break
+		}
+		if i == 0 {
+			code = x.Code
+		}
+	}
+	return status.New(code, v.Error())
+}
