@@ -1,0 +1,39 @@
+package crash
+
+// A Call is a system call that counts.
+type Call struct {
+	Name   string // as in the manual; "wait4 returned" and "waitid returned" for those
+	Object string // the paths as they were passed, or the file behind the descriptor
+}
+
+func (c Call) String() string {
+	if c.Object == "" {
+		return c.Name
+	}
+	return c.Name + " " + c.Object
+}
+
+// An Error tells what failed: start or trace.
+type Error struct {
+	Op   string
+	Path string // of the program
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Op + " " + e.Path + ": " + e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// An Option changes how a program is killed.
+type Option interface{ apply(*config) }
+
+type config struct{ tree bool }
+
+type optionFunc func(*config)
+
+func (f optionFunc) apply(c *config) { f(c) }
+
+// KillTree kills the programs that the program has started as well, and theirs,
+// as the end of a container does. Without it they live on, as behind a kill -9 of
+// the driver alone, and are the test's to wait for.
+func KillTree() Option { return optionFunc(func(c *config) { c.tree = true }) }

@@ -1,0 +1,404 @@
+//go:build amd64 || arm64
+
+package crash_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/csikit/csikit/csitest/crash"
+	"github.com/csikit/csikit/csitest/gate"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) {
+	gate.Main(m,
+		gate.Role("driver", driver),
+		gate.Role("parent", func() { // starts a traced process and waits
+			p, err := crash.Start(exec.Command("sleep", "1000"))
+			if err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+			fmt.Println(p.Pid())
+			_ = p.Wait()
+		}),
+	)
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// driver works in the directory it is given: one operation per line of standard
+// input, answered by a line.
+func driver() {
+	dir := os.Args[1]
+	at := func(name string) string { return filepath.Join(dir, name) }
+	operations := map[string]func(){
+		"warm up": func() { check(exec.Command("true").Run()) },
+		"noise":   noise,
+		"work": func() {
+			f, err := os.OpenFile(at("a.tmp"), os.O_CREATE|os.O_RDWR, 0o600)
+			check(err)
+			_, err = f.Write([]byte("data"))
+			check(err)
+			check(f.Sync())
+			_, err = f.ReadAt(make([]byte, 4), 0)
+			check(err)
+			check(f.Close())
+			check(os.Rename(at("a.tmp"), at("a")))
+			check(os.Mkdir(at("d"), 0o700))
+			check(exec.Command("sh", "-c", `: > "$0"`, at("by sh")).Run())
+			_, err = os.ReadFile(at("a"))
+			check(err)
+			check(os.Truncate(at("a"), 1))
+			check(os.Remove(at("a")))
+		},
+		"start": func() {
+			cmd := exec.Command("sleep", "1000")
+			check(cmd.Start())
+			fmt.Println(cmd.Process.Pid)
+			check(os.Mkdir(at("d"), 0o700))
+		},
+	}
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		operations[lines.Text()]()
+		fmt.Println("done")
+	}
+}
+
+// noise keeps the runtime busy: threads, timers, collections, pipes, the poller, reads.
+func noise() {
+	var stop atomic.Bool
+	for range 8 {
+		go func() {
+			for !stop.Load() {
+				r, w, err := os.Pipe()
+				check(err)
+				_, _ = w.Write(make([]byte, 100))
+				_, _ = r.Read(make([]byte, 100))
+				check(errors.Join(r.Close(), w.Close()))
+				_, _ = os.ReadFile("/proc/self/status")
+				_, _ = os.Stat("/nonexistent")
+				_ = unix.Nanosleep(&unix.Timespec{Nsec: 1000}, nil)
+				_ = make([]byte, 1<<16)
+			}
+		}()
+	}
+}
+
+type session struct {
+	*crash.Process
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+func start(t *testing.T, dir string, opts ...crash.Option) *session {
+	t.Helper()
+	cmd := gate.RoleCommand(t.Context(), "driver", dir)
+	cmd.Env = append(cmd.Env, "GOMAXPROCS=2")
+	stdin, err := cmd.StdinPipe()
+	must(t, err)
+	stdout, err := cmd.StdoutPipe()
+	must(t, err)
+	p, err := crash.Start(cmd, opts...)
+	must(t, err)
+	t.Cleanup(func() {
+		p.Kill()
+		_ = p.Wait()
+	})
+	s := &session{p, stdin, bufio.NewReader(stdout)}
+	s.do(t, "warm up")
+	return s
+}
+
+// ask asks for an operation and returns the first line of the answer.
+func (s *session) ask(operation string) (string, error) {
+	if _, err := fmt.Fprintln(s.stdin, operation); err != nil {
+		return "", err
+	}
+	line, err := s.stdout.ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+func (s *session) do(t *testing.T, operation string) {
+	t.Helper()
+	if answer, err := s.ask(operation); err != nil || answer != "done" {
+		t.Fatalf("%s: %q, %v", operation, answer, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tree returns what is in dir: the content of files, "dir" for directories.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil || path == dir:
+			return err
+		case d.IsDir():
+			found[d.Name()] = "dir"
+			return nil
+		}
+		data, err := os.ReadFile(path)
+		found[d.Name()] = string(data)
+		return err
+	}))
+	return found
+}
+
+// work returns the calls of that operation, and what is there when the driver is
+// killed at each of them, and at none.
+func work(dir string) ([]crash.Call, []map[string]string) {
+	at := func(name string) string { return filepath.Join(dir, name) }
+	d, sh := map[string]string{"a": "data", "d": "dir"}, map[string]string{"a": "data", "d": "dir", "by sh": ""}
+	return []crash.Call{
+			{Name: "openat", Object: at("a.tmp")},
+			{Name: "write", Object: at("a.tmp")},
+			{Name: "fsync", Object: at("a.tmp")},
+			{Name: "renameat", Object: at("a.tmp") + " " + at("a")},
+			{Name: "mkdirat", Object: at("d")},
+			{Name: "clone"},
+			{Name: "waitid returned"},
+			{Name: "truncate", Object: at("a")},
+			{Name: "unlinkat", Object: at("a")},
+		}, []map[string]string{
+			{},
+			{"a.tmp": ""},
+			{"a.tmp": "data"},
+			{"a.tmp": "data"},
+			{"a": "data"},
+			d,
+			sh, // has ended, but the driver does not know
+			sh,
+			{"a": "d", "d": "dir", "by sh": ""},
+			{"d": "dir", "by sh": ""},
+		}
+}
+
+func counted(t *testing.T, s *session) []crash.Call {
+	t.Helper()
+	s.Arm(0)
+	s.do(t, "work")
+	s.Disarm()
+	return s.Calls()
+}
+
+func sameCalls(got, want []crash.Call) bool {
+	return slices.EqualFunc(got, want, func(g, w crash.Call) bool {
+		return strings.TrimSuffix(g.Name, "3") == w.Name && g.Object == w.Object // clone or clone3
+	})
+}
+
+func TestCount(t *testing.T) {
+	for _, noisy := range []bool{false, true} {
+		t.Run(fmt.Sprint("noisy ", noisy), func(t *testing.T) {
+			dir := t.TempDir()
+			s := start(t, dir)
+			if noisy {
+				s.do(t, "noise")
+			}
+			want, _ := work(dir)
+			for range 5 {
+				if got := counted(t, s); !sameCalls(got, want) {
+					t.Errorf("counted\n%v, want\n%v", got, want)
+				}
+				must(t, os.Remove(filepath.Join(dir, "d")))
+			}
+			// Nothing counts when disarmed.
+			s.do(t, "warm up")
+			if got := s.Calls(); !sameCalls(got, want) {
+				t.Errorf("after Disarm: %v", got)
+			}
+			must(t, s.stdin.Close())
+			if err := s.Wait(); err != nil || s.Killed() {
+				t.Errorf("driver ended with %v, killed %v", err, s.Killed())
+			}
+		})
+	}
+}
+
+func TestKillAtEveryCall(t *testing.T) {
+	calls, _ := work("")
+	for n := 1; n <= len(calls)+1; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			calls, states := work(dir)
+			s := start(t, dir)
+			s.do(t, "noise")
+			s.Arm(n)
+			answer, err := s.ask("work")
+			if n > len(calls) {
+				if err != nil || answer != "done" || s.Killed() {
+					t.Errorf("fewer calls than %d: %q, %v, killed %v", n, answer, err, s.Killed())
+				}
+			} else {
+				if err == nil {
+					t.Fatalf("driver answered %q", answer)
+				}
+				err := s.Wait()
+				var exit *exec.ExitError
+				if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL || !s.Killed() {
+					t.Errorf("driver ended with %v, killed %v", err, s.Killed())
+				}
+				if got := s.Calls(); !sameCalls(got, calls[:n]) {
+					t.Errorf("calls %v, want %v", got, calls[:n])
+				}
+			}
+			if got := tree(t, dir); !maps.Equal(got, states[n-1]) {
+				t.Errorf("behind the kill: %v, want %v", got, states[n-1])
+			}
+		})
+	}
+}
+
+// awaitEnd waits until process pid, not a child, has ended, and reports whether
+// it did within ten seconds.
+func awaitEnd(t *testing.T, pid int) bool {
+	t.Helper()
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return true
+	}
+	must(t, err)
+	defer unix.Close(fd)
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		if err != unix.EINTR {
+			must(t, err)
+			return n == 1
+		}
+	}
+}
+
+func TestWhatTheProgramStarted(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		opts  []crash.Option
+		lives bool
+	}{
+		{name: "lives on", lives: true},
+		{name: "is killed with the tree", opts: []crash.Option{crash.KillTree()}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := start(t, t.TempDir(), test.opts...)
+			s.Arm(2) // clone, mkdirat
+			answer, err := s.ask("start")
+			must(t, err)
+			pid, err := strconv.Atoi(answer)
+			must(t, err)
+			<-s.Done()
+			if !s.Killed() {
+				t.Error("driver was not killed")
+			}
+			if !test.lives {
+				if !awaitEnd(t, pid) {
+					t.Errorf("process %d is still there", pid)
+				}
+				return
+			}
+			if err := unix.Kill(pid, 0); err != nil {
+				t.Errorf("process %d: %v", pid, err)
+			}
+			must(t, unix.Kill(pid, unix.SIGKILL))
+			awaitEnd(t, pid)
+		})
+	}
+}
+
+func TestProgramDiesWithTheTest(t *testing.T) {
+	cmd := gate.RoleCommand(t.Context(), "parent")
+	stdout, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	must(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	must(t, err)
+	must(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	if !awaitEnd(t, pid) {
+		t.Errorf("process %d is still there", pid)
+	}
+}
+
+// The tracer takes no events of the test's other children.
+func TestOtherChildren(t *testing.T) {
+	s := start(t, t.TempDir())
+	s.do(t, "noise")
+	for range 20 {
+		if err := exec.Command("sh", "-c", "exit 3").Run(); err == nil || err.Error() != "exit status 3" {
+			t.Fatalf("another child ended with %v", err)
+		}
+	}
+}
+
+// Nor of those that were started before, on the very thread that traces now.
+func TestOlderChildren(t *testing.T) {
+	var older []*exec.Cmd
+	for range 8 {
+		cmd := exec.Command("sh", "-c", "read line; exit 3")
+		stdin, err := cmd.StdinPipe()
+		must(t, err)
+		must(t, cmd.Start())
+		older = append(older, cmd)
+		t.Cleanup(func() { stdin.Close() })
+		p, err := crash.Start(exec.Command("sleep", "60"))
+		must(t, err)
+		t.Cleanup(func() {
+			p.Kill()
+			_ = p.Wait()
+		})
+		must(t, stdin.Close())
+	}
+	for _, cmd := range older {
+		if err := cmd.Wait(); err == nil || err.Error() != "exit status 3" {
+			t.Errorf("a child that is older than the tracer ended with %v", err)
+		}
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	_, err := crash.Start(exec.Command("/nonexistent/driver"))
+	var e *crash.Error
+	if !errors.Is(err, fs.ErrNotExist) || !errors.As(err, &e) || e.Op != "start" {
+		t.Errorf("Start: %v", err)
+	}
+}
+
+func TestSignalsReachTheProgram(t *testing.T) {
+	p, err := crash.Start(exec.Command("sh", "-c", `trap 'exit 4' TERM; kill -TERM $$; exit 5`))
+	must(t, err)
+	for range 2 { // Wait may be called again
+		if err := p.Wait(); err == nil || err.Error() != "exit status 4" {
+			t.Errorf("ended with %v, want exit status 4", err)
+		}
+	}
+	p.Kill() // has no effect any more
+}

@@ -1,0 +1,297 @@
+//go:build amd64 || arm64
+
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Process is a program under control of this package.
+type Process struct {
+	cmd  *exec.Cmd
+	tree bool
+	done chan struct{} // closed when the program has ended
+	wait func() error
+
+	mu     sync.Mutex
+	armed  bool
+	at     int
+	calls  []Call
+	waits  map[int]string // which wait a thread is in
+	killed bool
+	ended  bool  // no signal may be sent any more
+	err    error // why tracing failed
+}
+
+// Start starts cmd, disarmed. The program is traced from its first instruction, and
+// ends at the latest with the calling process. Use Wait of the result: cmd.Wait would
+// take the tracer's events.
+func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
+	var c config
+	for _, o := range opts {
+		o.apply(&c)
+	}
+	var attr syscall.SysProcAttr
+	if cmd.SysProcAttr != nil {
+		attr = *cmd.SysProcAttr
+	}
+	attr.Ptrace = true
+	attr.Pdeathsig = syscall.SIGKILL // until PTRACE_O_EXITKILL is set
+	if !attr.Setsid {
+		attr.Setpgid = true // by its group the tracer tells it from the test's other children
+	}
+	cmd.SysProcAttr = &attr
+
+	p := &Process{cmd: cmd, tree: c.tree, done: make(chan struct{})}
+	p.wait = sync.OnceValue(p.waitOnce)
+	started := make(chan error)
+	go func() {
+		// The thread that starts the program is its tracer, and only that thread
+		// may resume it. It is never unlocked, and so ends with the goroutine.
+		runtime.LockOSThread()
+		err := p.start()
+		started <- err
+		if err == nil {
+			err := p.trace()
+			p.mu.Lock()
+			p.ended, p.err = true, err
+			p.mu.Unlock()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, &Error{Op: "start", Path: cmd.Path, Err: err}
+	}
+	return p, nil
+}
+
+// Arm counts calls anew from here, and kills the program on entry to the n-th.
+// With 0 it only counts. A call that is in progress does not count.
+func (p *Process) Arm(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.armed, p.at, p.calls, p.waits = true, n, nil, map[int]string{}
+}
+
+// Disarm ends counting and keeps what was counted.
+func (p *Process) Disarm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.armed = false
+}
+
+// Calls returns what was counted since Arm, in the order of entry. If the program
+// was killed, the last one is the call that did not run any more.
+func (p *Process) Calls() []Call {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.calls)
+}
+
+// Killed reports whether the program was killed because its call was due.
+func (p *Process) Killed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.killed
+}
+
+// Pid returns the id of the process.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Done returns a channel that is closed when the program has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Kill kills the program now, if it runs. It does not wait.
+func (p *Process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.kill()
+}
+
+// Wait waits for the end of the program and returns what cmd.Wait returns, or why
+// tracing failed. It may be called repeatedly.
+func (p *Process) Wait() error { return p.wait() }
+
+func (p *Process) waitOnce() error {
+	<-p.done
+	err := p.cmd.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.err != nil {
+		return &Error{Op: "trace", Path: p.cmd.Path, Err: p.err}
+	}
+	return err
+}
+
+// kill is called with mu held.
+func (p *Process) kill() {
+	if p.ended {
+		return
+	}
+	var others []int
+	if p.tree {
+		others = stopDescendants(p.cmd.Process.Pid)
+	}
+	_ = unix.Kill(p.cmd.Process.Pid, unix.SIGKILL)
+	for _, pid := range others {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// stopDescendants stops what pid has started, so that nothing new is started
+// meanwhile, and returns their ids.
+func stopDescendants(pid int) []int {
+	var found []int
+	for {
+		parents := parentIDs()
+		grown := false
+		for child, parent := range parents {
+			if (parent == pid || slices.Contains(found, parent)) && !slices.Contains(found, child) {
+				_ = unix.Kill(child, unix.SIGSTOP)
+				found = append(found, child)
+				grown = true
+			}
+		}
+		if !grown {
+			return found
+		}
+	}
+}
+
+// parentIDs maps each process to its parent.
+func parentIDs() map[int]int {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	parents := map[int]int{}
+	for _, path := range stats {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // ended meanwhile
+		}
+		// pid (name) state ppid, where the name may hold any character
+		i := strings.LastIndex(string(data), ") ")
+		fields := strings.Fields(string(data[i+1:]))
+		pid, err := strconv.Atoi(strings.Split(path, "/")[2])
+		if err != nil || i < 0 || len(fields) < 2 {
+			continue
+		}
+		if ppid, err := strconv.Atoi(fields[1]); err == nil {
+			parents[pid] = ppid
+		}
+	}
+	return parents
+}
+
+// start starts the program and takes it to its first instruction.
+func (p *Process) start() error {
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	pid := p.cmd.Process.Pid
+	fail := func(err error) error {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		return err
+	}
+	var status unix.WaitStatus
+	if _, err := wait4(pid, &status, unix.WALL); err != nil {
+		return fail(os.NewSyscallError("wait4", err))
+	}
+	if !status.Stopped() || status.StopSignal() != unix.SIGTRAP {
+		return fail(fmt.Errorf("unexpected state %#x behind exec", status))
+	}
+	// Forks are not followed: what the program starts is not under control, and
+	// survives it.
+	const options = unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_EXITKILL
+	if err := unix.PtraceSetOptions(pid, options); err != nil {
+		return fail(os.NewSyscallError("ptrace", err))
+	}
+	if err := unix.PtraceSyscall(pid, 0); err != nil {
+		return fail(os.NewSyscallError("ptrace", err))
+	}
+	return nil
+}
+
+// trace serves the threads of the program until it ends. The end itself is left
+// for cmd.Wait.
+func (p *Process) trace() error {
+	leader := p.cmd.Process.Pid
+	threads := map[int]bool{leader: true}
+	pgid, err := unix.Getpgid(leader)
+	if err != nil {
+		p.Kill()
+		return os.NewSyscallError("getpgid", err)
+	}
+	for {
+		pid, ended, err := nextEvent(pgid)
+		if err != nil {
+			p.Kill()
+			return err
+		}
+		if ended && pid == leader { // reported when no other thread is left
+			return nil
+		}
+		var status unix.WaitStatus
+		if _, err := wait4(pid, &status, unix.WALL|unix.WNOTHREAD); err != nil {
+			if errors.Is(err, unix.ECHILD) {
+				continue
+			}
+			p.Kill()
+			return os.NewSyscallError("wait4", err)
+		}
+		if !status.Stopped() {
+			delete(threads, pid)
+			continue
+		}
+		deliver := 0
+		switch sig := status.StopSignal(); {
+		case sig == unix.SIGTRAP|0x80:
+			p.systemCall(pid)
+		case sig == unix.SIGTRAP && status.TrapCause() > 0: // a ptrace event
+		case sig == unix.SIGSTOP && !threads[pid]: // how a new thread reports
+		default:
+			deliver = int(sig)
+		}
+		threads[pid] = true
+		// ESRCH: killed meanwhile.
+		if err := unix.PtraceSyscall(pid, deliver); err != nil && !errors.Is(err, unix.ESRCH) {
+			p.Kill()
+			return os.NewSyscallError("ptrace", err)
+		}
+	}
+}
+
+// systemCall looks at the call on whose entry or exit thread tid has stopped, and
+// kills the program if it is the one.
+func (p *Process) systemCall(tid int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.armed || p.killed {
+		return
+	}
+	info, err := getSyscallInfo(tid)
+	if err != nil {
+		return // killed meanwhile
+	}
+	call, counts := info.observe(tid, p.waits)
+	if !counts {
+		return
+	}
+	p.calls = append(p.calls, call)
+	if len(p.calls) == p.at {
+		p.killed = true
+		// The kernel does not run a call on whose entry the thread was killed.
+		p.kill()
+	}
+}

@@ -1,0 +1,40 @@
+//go:build !linux || !(amd64 || arm64)
+
+package crash
+
+import (
+	"errors"
+	"os/exec"
+)
+
+// A Process is a program under control of this package.
+type Process struct{}
+
+// Start returns errors.ErrUnsupported on this system.
+func Start(cmd *exec.Cmd, _ ...Option) (*Process, error) {
+	return nil, &Error{Op: "start", Path: cmd.Path, Err: errors.ErrUnsupported}
+}
+
+// Arm does nothing on this system.
+func (p *Process) Arm(int) {}
+
+// Disarm does nothing on this system.
+func (p *Process) Disarm() {}
+
+// Calls returns nil on this system.
+func (p *Process) Calls() []Call { return nil }
+
+// Killed returns false on this system.
+func (p *Process) Killed() bool { return false }
+
+// Pid returns 0 on this system.
+func (p *Process) Pid() int { return 0 }
+
+// Done returns nil on this system.
+func (p *Process) Done() <-chan struct{} { return nil }
+
+// Kill does nothing on this system.
+func (p *Process) Kill() {}
+
+// Wait returns errors.ErrUnsupported on this system.
+func (p *Process) Wait() error { return errors.ErrUnsupported }
