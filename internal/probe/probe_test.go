@@ -140,7 +140,7 @@ func (d padded) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func FuzzProbe(f *testing.F) {
-	f.Add([]byte{}, int64(mib))
+	f.Add([]byte{}, mib)
 	for _, magic := range []struct {
 		off  int
 		text string

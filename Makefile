@@ -1,0 +1,51 @@
+# make help lists what can be made.
+GO ?= go
+GOLANGCI_LINT_VERSION := v2.15.0
+# The race detector needs cgo and a C compiler.
+RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
+export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## walk a real driver from CreateVolume to two pods and back (root)
+	@hack/tools.sh
+	@$(GO) build -o bin/ ./examples/blockdriver ./examples/blockdriver/demo
+	@bin/demo -driver bin/blockdriver
+
+.PHONY: test
+test: ## every test that this machine can run; as root that is all of them
+	@hack/tools.sh test
+	$(GO) test $(RACE) ./...
+
+.PHONY: test-unprivileged
+test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./nodeops ./internal/mountapi ./examples/blockdriver
+
+.PHONY: fuzz
+fuzz: ## every fuzz test for FUZZTIME (default 30s)
+	hack/fuzz.sh $(or $(FUZZTIME),30s)
+
+.PHONY: bench
+bench: ## every benchmark, once
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: lint
+lint: ## gofmt, go vet, golangci-lint
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	$(GO) vet ./...
+	@golangci-lint version 2>/dev/null | grep -q "$(GOLANGCI_LINT_VERSION:v%=%)" || \
+		{ echo "building golangci-lint $(GOLANGCI_LINT_VERSION)"; $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); }
+	golangci-lint run
+
+.PHONY: cross
+cross: ## build and vet for the other systems, tests included
+	for t in linux/arm64 darwin/arm64 windows/amd64; do \
+		echo "$$t"; GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
+	done
+
+.PHONY: ci
+ci: ## what a change has to pass
+	.ci/run

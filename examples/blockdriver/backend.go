@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Backend is the part of the controller that a vendor replaces: the storage
+// itself. Every method is idempotent, safe for concurrent use and leaves
+// nothing half-made behind an error; a method that has begun to change
+// something goes on when its context ends, because a CO that gave up repeats
+// the call and does not undo it.
+//
+// Errors carry the gRPC code that the CO sees (see backendError): a code other
+// than ABORTED, CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE promises that
+// nothing was done.
+type Backend interface {
+	// CreateVolume makes the volume, or returns the one of that name when it
+	// fits s. errConflict lists the differences.
+	CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error)
+	// DeleteVolume removes the volume and its data. An unknown volume is no
+	// error; an attached one is errInUse.
+	DeleteVolume(ctx context.Context, id string) error
+	// ExpandVolume grows the volume into r. A volume that is large enough
+	// already is left as it is.
+	ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error)
+	// AttachVolume gives the volume to a.NodeID and returns the publish
+	// context, which is the same on every repeat.
+	AttachVolume(ctx context.Context, id string, a Attachment) (publishContext map[string]string, err error)
+	// DetachVolume takes the volume from the node, or from every node when
+	// nodeID is empty. What is not attached, or not known at all, is no error.
+	DetachVolume(ctx context.Context, id, nodeID string) error
+	// GetVolume returns errNotFound for a volume that is not there.
+	GetVolume(ctx context.Context, id string) (Volume, error)
+	// ListVolumes returns at most limit volumes (0: all) of those that follow
+	// the token after. The empty token is the beginning; next is empty at the
+	// end.
+	ListVolumes(ctx context.Context, after string, limit int) (page []Volume, next string, err error)
+}
+
+// accessBlock is the access type of a raw block volume. That of any other
+// volume is the name of its file system.
+const accessBlock = "block"
+
+// Volume is a volume as the backend knows it. Maps and pointers in it are
+// shared: treat them as read-only.
+type Volume struct {
+	ID            string            `json:"id"`
+	Name          string            `json:"name"` // the CO's name, from which the ID is derived
+	CapacityBytes int64             `json:"capacity_bytes"`
+	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
+	Parameters    map[string]string `json:"parameters,omitempty"`
+	Attachment    *Attachment       `json:"attachment,omitempty"` // nil: not attached
+}
+
+// Attachment says to which node a volume is attached, and how. One is enough:
+// no multi-node access mode is offered.
+type Attachment struct {
+	NodeID     string `json:"node_id"`
+	ReadOnly   bool   `json:"readonly"`
+	AccessMode string `json:"access_mode"` // the spec's name, such as SINGLE_NODE_WRITER
+}
+
+// VolumeSpec is what CreateVolume is asked for.
+type VolumeSpec struct {
+	Name       string
+	Capacity   CapacityRange
+	AccessType string
+	Parameters map[string]string
+}
+
+// CapacityRange holds bytes; 0 means that this end is open.
+type CapacityRange struct {
+	Required, Limit int64
+}
+
+func (r CapacityRange) contains(size int64) bool {
+	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
+}
+
+// differences lists all that keeps v from being the volume that s describes, so
+// that whoever reads the error need not find out one mismatch per attempt.
+func (v Volume) differences(s VolumeSpec) []string {
+	var diff []string
+	if v.Name != s.Name {
+		diff = append(diff, fmt.Sprintf("name: volume has %q, request wants %q", v.Name, s.Name))
+	}
+	if !s.Capacity.contains(v.CapacityBytes) {
+		diff = append(diff, fmt.Sprintf("capacity: volume has %d bytes, request wants %d to %s",
+			v.CapacityBytes, s.Capacity.Required, limitText(s.Capacity.Limit)))
+	}
+	if v.AccessType != s.AccessType {
+		diff = append(diff, fmt.Sprintf("access type: volume has %s, request wants %s", v.AccessType, s.AccessType))
+	}
+	keys := maps.Clone(v.Parameters)
+	if keys == nil {
+		keys = map[string]string{}
+	}
+	maps.Copy(keys, s.Parameters)
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
+		has, inVolume := v.Parameters[key]
+		wants, inSpec := s.Parameters[key]
+		if inVolume != inSpec || has != wants {
+			diff = append(diff, fmt.Sprintf("parameters[%q]: volume has %q, request wants %q", key, has, wants))
+		}
+	}
+	return diff
+}
+
+func limitText(limit int64) string {
+	if limit == 0 {
+		return "any"
+	}
+	return fmt.Sprint(limit)
+}
+
+// differences lists what keeps a from being the attachment that is asked for on
+// the same node.
+func (a Attachment) differences(wanted Attachment) []string {
+	var diff []string
+	if a.ReadOnly != wanted.ReadOnly {
+		diff = append(diff, fmt.Sprintf("readonly: attached with %t, request wants %t", a.ReadOnly, wanted.ReadOnly))
+	}
+	if a.AccessMode != wanted.AccessMode {
+		diff = append(diff, fmt.Sprintf("access mode: attached with %s, request wants %s", a.AccessMode, wanted.AccessMode))
+	}
+	return diff
+}
+
+// The kinds of failure that a caller can act on. Everything else is an I/O
+// error.
+var (
+	errNotFound   = errors.New("not found")
+	errConflict   = errors.New("exists with other properties")
+	errInUse      = errors.New("in use")
+	errOutOfRange = errors.New("out of range")
+	errFull       = errors.New("no space")
+	errBusy       = errors.New("another operation is pending")
+	errBadToken   = errors.New("not a token of this list")
+	errDamaged    = errors.New("damaged")
+)
+
+// codeOf is the one place where failures become gRPC codes.
+var codeOf = []struct {
+	kind error
+	code codes.Code
+}{
+	{errNotFound, codes.NotFound},
+	{errConflict, codes.AlreadyExists},
+	{errInUse, codes.FailedPrecondition},
+	{errOutOfRange, codes.OutOfRange},
+	{errFull, codes.ResourceExhausted},
+	{errBusy, codes.Aborted},
+	{errBadToken, codes.Aborted},
+	{errDamaged, codes.DataLoss},
+	{context.Canceled, codes.Canceled},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+}
+
+// backendError is what the backend's methods return.
+type backendError struct {
+	Op     string // "create volume"
+	Object string // the volume's ID or name, the node's ID
+	Err    error
+}
+
+// fail builds a backendError. To give it a kind, format the kind with %w.
+func fail(op, object, format string, args ...any) error {
+	return &backendError{Op: op, Object: object, Err: fmt.Errorf(format, args...)}
+}
+
+// Error quotes the object, because names and unknown IDs come from requests and
+// may hold anything.
+func (e *backendError) Error() string {
+	return fmt.Sprintf("%s %q: %v", e.Op, e.Object, e.Err)
+}
+
+func (e *backendError) Unwrap() error { return e.Err }
+
+// GRPCStatus makes grpc answer with the code that fits. An I/O error is
+// UNAVAILABLE and never INTERNAL: it may have struck after the change became
+// visible, and the CO takes INTERNAL as proof that nothing happened and forgets
+// the volume.
+func (e *backendError) GRPCStatus() *status.Status {
+	for _, c := range codeOf {
+		if errors.Is(e.Err, c.kind) {
+			return status.New(c.code, e.Error())
+		}
+	}
+	return status.New(codes.Unavailable, e.Error())
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// config is what the driver is told at its start. Every setting is a flag and an
+// environment variable; the flag wins.
+type config struct {
+	endpoint     string
+	mode         string
+	pool         string
+	nodeID       string
+	driverName   string
+	maxVolumes   int64
+	drainTimeout time.Duration
+	logLevel     slog.Level
+	logFormat    string
+}
+
+const usage = `blockdriver is a CSI driver that keeps volumes as sparse image files in a
+directory (the pool) and gives them to pods as loop devices.
+
+Usage:
+  blockdriver -endpoint unix:///run/csi/csi.sock -pool /var/lib/blockdriver
+
+Every flag is also an environment variable, which the flag overrides:
+`
+
+// envName is the variable of a flag. Names that begin with CSI_ belong to the
+// spec, and the endpoint's is the only one that it gives to drivers.
+func envName(flagName string) string {
+	if flagName == "endpoint" {
+		return "CSI_ENDPOINT"
+	}
+	return "CSIKIT_" + strings.ToUpper(strings.ReplaceAll(flagName, "-", "_"))
+}
+
+// parseConfig reads the settings. Its error is one line that names the setting;
+// flag.ErrHelp says that -h was answered on out.
+func parseConfig(args []string, getenv func(string) string, out io.Writer) (config, error) {
+	var c config
+	fs := flag.NewFlagSet("blockdriver", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // errors are printed once, by main
+	fs.StringVar(&c.endpoint, "endpoint", "", "`address` to serve CSI on: unix:///path/to/csi.sock (required)")
+	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
+	fs.StringVar(&c.pool, "pool", "", "`directory` of the volumes; made if it is missing (required)")
+	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
+	fs.StringVar(&c.driverName, "driver-name", "block.csikit.dev", "`name` of the driver, as in StorageClass.provisioner")
+	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
+	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls under way may take to end after SIGTERM")
+	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
+	fs.StringVar(&c.logFormat, "log-format", "text", "text or json")
+
+	// The environment first, so that flags override it.
+	var bad error
+	fs.VisitAll(func(f *flag.Flag) {
+		if v := getenv(envName(f.Name)); v != "" && bad == nil {
+			if err := fs.Set(f.Name, v); err != nil {
+				bad = fmt.Errorf("%s=%q: %w", envName(f.Name), v, err)
+			}
+		}
+	})
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(out, usage)
+		fs.VisitAll(func(f *flag.Flag) {
+			arg, text := flag.UnquoteUsage(f)
+			fmt.Fprintf(out, "  -%s %s\n        %s", f.Name, arg, text)
+			if f.DefValue != "" && f.DefValue != "0" {
+				fmt.Fprintf(out, " (default: %s)", f.DefValue)
+			}
+			fmt.Fprintf(out, " [$%s]\n", envName(f.Name))
+		})
+		return c, err
+	} else if err != nil {
+		return c, err
+	}
+	if bad != nil {
+		return c, bad
+	}
+	if rest := fs.Args(); len(rest) > 0 {
+		return c, fmt.Errorf("unexpected argument %q: settings are flags, see -h", rest[0])
+	}
+	return c, c.check()
+}
+
+func (c *config) check() error {
+	required := func(name, value string) error {
+		return fmt.Errorf("-%s (or %s) is required, for instance -%s %s", name, envName(name), name, value)
+	}
+	if c.endpoint == "" {
+		return required("endpoint", "unix:///run/csi/csi.sock")
+	}
+	if c.pool == "" {
+		return required("pool", "/var/lib/blockdriver")
+	}
+	if !filepath.IsAbs(c.pool) {
+		return fmt.Errorf("-pool %q: want an absolute path", c.pool)
+	}
+	if !slices.Contains([]string{"all", "controller", "node"}, c.mode) {
+		return fmt.Errorf("-mode %q: want controller, node or all", c.mode)
+	}
+	if !slices.Contains([]string{"text", "json"}, c.logFormat) {
+		return fmt.Errorf("-log-format %q: want text or json", c.logFormat)
+	}
+	if c.maxVolumes < 0 {
+		return fmt.Errorf("-max-volumes %d: want 0 or more", c.maxVolumes)
+	}
+	if c.drainTimeout <= 0 {
+		return fmt.Errorf("-drain-timeout %v: want more than 0", c.drainTimeout)
+	}
+	if c.nodeID == "" && c.mode != "controller" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("-node-id is not set and the host's name cannot be read: %w", err)
+		}
+		c.nodeID = host
+	}
+	if len(c.nodeID) > 256 {
+		return fmt.Errorf("-node-id has %d bytes; CSI allows 256", len(c.nodeID))
+	}
+	return nil
+}

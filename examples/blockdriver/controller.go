@@ -1,0 +1,331 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// controller is the CSI controller service. It checks what a request means and
+// leaves the rest to the backend; required fields, sizes and formats were
+// checked by csiserver's validation before a request gets here. What is not
+// offered is left to the embedded stub, which answers UNIMPLEMENTED.
+type controller struct {
+	csi.UnimplementedControllerServer
+	backend Backend
+}
+
+func newController(b Backend) *controller { return &controller{backend: b} }
+
+// controllerCapabilities must agree with the RPCs below.
+var controllerCapabilities = []csi.ControllerServiceCapability_RPC_Type{
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+}
+
+// accessModes are all for one node: an image that two nodes have attached is
+// destroyed by their file systems.
+var accessModes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+}
+
+const defaultFSType = "ext4"
+
+// fsTypes are the file systems that the node plugin can make and grow.
+var fsTypes = []string{"ext4", "xfs"}
+
+// volumeParameters are the keys that a StorageClass may set: none so far. Add
+// yours.
+var volumeParameters []string
+
+// maxPage keeps a page of ListVolumes below gRPC's 4 MiB, with IDs and node IDs
+// as long as the spec allows.
+const maxPage = 10_000
+
+func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	resp := &csi.ControllerGetCapabilitiesResponse{}
+	for _, t := range controllerCapabilities {
+		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	if err := checkOffered(req); err != nil {
+		return nil, err
+	}
+	accessType, err := accessTypeOf(req.GetVolumeCapabilities())
+	if err != nil {
+		return nil, err
+	}
+	parameters := ownKeys(req.GetParameters())
+	if err := checkParameters(parameters); err != nil {
+		return nil, err
+	}
+	v, err := c.backend.CreateVolume(ctx, VolumeSpec{
+		Name:       req.GetName(),
+		Capacity:   capacityRange(req.GetCapacityRange()),
+		AccessType: accessType,
+		Parameters: parameters,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: csiVolume(v)}, nil
+}
+
+func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	if err := c.backend.DeleteVolume(ctx, req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.ControllerPublishVolumeRequest) (*csi.ControllerPublishVolumeResponse, error) {
+	if err := checkVolumeContext(req.GetVolumeContext()); err != nil {
+		return nil, err
+	}
+	v, err := c.volumeFor(ctx, req.GetVolumeId(), req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	mode := req.GetVolumeCapability().GetAccessMode().GetMode()
+	publishContext, err := c.backend.AttachVolume(ctx, v.ID, Attachment{
+		NodeID:     req.GetNodeId(),
+		ReadOnly:   req.GetReadonly() || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		AccessMode: mode.String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
+}
+
+func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
+	if err := c.backend.DetachVolume(ctx, req.GetVolumeId(), req.GetNodeId()); err != nil {
+		return nil, err
+	}
+	return &csi.ControllerUnpublishVolumeResponse{}, nil
+}
+
+func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	if capability := req.GetVolumeCapability(); capability != nil {
+		if _, err := c.volumeFor(ctx, req.GetVolumeId(), capability); err != nil {
+			return nil, err
+		}
+	}
+	v, err := c.backend.ExpandVolume(ctx, req.GetVolumeId(), capacityRange(req.GetCapacityRange()))
+	if err != nil {
+		return nil, err
+	}
+	// For raw block volumes too: the node's loop device does not notice by
+	// itself that its image grew.
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.CapacityBytes, NodeExpansionRequired: true}, nil
+}
+
+func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	v, err := c.backend.GetVolume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := validate(v, req); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: truncate(status.Convert(err).Message(), 128)}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+		VolumeContext:      req.GetVolumeContext(),
+		VolumeCapabilities: req.GetVolumeCapabilities(),
+		Parameters:         req.GetParameters(),
+	}}, nil
+}
+
+func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	limit := maxPage
+	if n := int(req.GetMaxEntries()); n > 0 {
+		limit = min(n, maxPage)
+	}
+	page, next, err := c.backend.ListVolumes(ctx, req.GetStartingToken(), limit)
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.ListVolumesResponse{NextToken: next}
+	for _, v := range page {
+		state := &csi.ListVolumesResponse_VolumeStatus{}
+		if v.Attachment != nil {
+			state.PublishedNodeIds = []string{v.Attachment.NodeID}
+		}
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: csiVolume(v), Status: state})
+	}
+	return resp, nil
+}
+
+// volumeFor returns the volume if it can be used in the way of capability. What
+// no volume can do is found before the volume is looked for, because the CO has
+// to change that first.
+func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.VolumeCapability) (Volume, error) {
+	if _, err := checkCapability(capability); err != nil {
+		return Volume{}, err
+	}
+	v, err := c.backend.GetVolume(ctx, id)
+	if err != nil {
+		return Volume{}, err
+	}
+	return v, checkFits(v, capability)
+}
+
+// checkOffered refuses the fields that belong to capabilities which this driver
+// does not have. To ignore them would give the CO an empty volume in place of a
+// clone, or one in the wrong zone.
+func checkOffered(req *csi.CreateVolumeRequest) error {
+	var field string
+	switch {
+	case req.GetVolumeContentSource() != nil:
+		field = "volume_content_source"
+	case req.GetAccessibilityRequirements() != nil:
+		field = "accessibility_requirements"
+	case len(req.GetMutableParameters()) > 0:
+		field = "mutable_parameters"
+	default:
+		return nil
+	}
+	return status.Errorf(codes.InvalidArgument, "%s: this driver does not offer the capability; send the request without it", field)
+}
+
+// accessTypeOf returns the one access type that satisfies all the capabilities.
+// There is none for raw block together with a file system, nor for two file
+// systems: each use would destroy the other's data.
+func accessTypeOf(capabilities []*csi.VolumeCapability) (string, error) {
+	var chosen string
+	for _, c := range capabilities {
+		accessType, err := checkCapability(c)
+		if err != nil {
+			return "", err
+		}
+		if chosen != "" && chosen != accessType {
+			return "", status.Errorf(codes.InvalidArgument, "volume_capabilities: one volume cannot be both %s and %s; create two volumes", chosen, accessType)
+		}
+		chosen = accessType
+	}
+	return chosen, nil
+}
+
+// checkCapability returns the access type that c asks for, or INVALID_ARGUMENT
+// if no volume of this driver can be used so.
+func checkCapability(c *csi.VolumeCapability) (accessType string, err error) {
+	mode := c.GetAccessMode().GetMode()
+	if !slices.Contains(accessModes, mode) {
+		return "", status.Errorf(codes.InvalidArgument, "access mode %s is not supported; a volume can be used on one node at a time", mode)
+	}
+	if c.GetBlock() != nil {
+		return accessBlock, nil
+	}
+	if c.GetMount().GetVolumeMountGroup() != "" {
+		return "", status.Error(codes.InvalidArgument, "volume_mount_group is not supported; leave it empty")
+	}
+	fsType := cmp.Or(c.GetMount().GetFsType(), defaultFSType)
+	if !slices.Contains(fsTypes, fsType) {
+		return "", status.Errorf(codes.InvalidArgument, "fs_type %q is not supported; use one of %s", fsType, strings.Join(fsTypes, ", "))
+	}
+	return fsType, nil
+}
+
+// checkFits returns INVALID_ARGUMENT if v cannot be used in the way of c.
+func checkFits(v Volume, c *csi.VolumeCapability) error {
+	accessType, err := checkCapability(c)
+	if err != nil {
+		return err
+	}
+	if accessType != v.AccessType {
+		return status.Errorf(codes.InvalidArgument, "volume was created for access as %s and cannot be used as %s", v.AccessType, accessType)
+	}
+	return nil
+}
+
+// validate returns why the volume is not what the request says.
+func validate(v Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
+	for _, c := range req.GetVolumeCapabilities() {
+		if err := checkFits(v, c); err != nil {
+			return err
+		}
+	}
+	if err := checkVolumeContext(req.GetVolumeContext()); err != nil {
+		return err
+	}
+	if len(req.GetParameters()) > 0 && !maps.Equal(ownKeys(req.GetParameters()), v.Parameters) {
+		return status.Error(codes.InvalidArgument, "parameters: the volume was created with others")
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
+	}
+	return nil
+}
+
+// checkVolumeContext refuses what cannot come from this driver: its volumes
+// have no context.
+func checkVolumeContext(volumeContext map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(ownKeys(volumeContext))) {
+		return status.Errorf(codes.InvalidArgument, "volume_context: key %q is not from this driver; pass on what CreateVolume returned", key)
+	}
+	return nil
+}
+
+func checkParameters(parameters map[string]string) error {
+	var unknown []string
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if !slices.Contains(volumeParameters, key) {
+			unknown = append(unknown, fmt.Sprintf("%q", key))
+		}
+	}
+	if len(unknown) > 0 {
+		return status.Errorf(codes.InvalidArgument, "parameters: unknown: %s; remove them from the storage class", strings.Join(unknown, ", "))
+	}
+	return nil
+}
+
+// ownKeys leaves out the keys that Kubernetes' sidecars and kubelet add to
+// parameters and volume context.
+func ownKeys(m map[string]string) map[string]string {
+	own := map[string]string{}
+	for key, value := range m {
+		if !strings.HasPrefix(key, "csi.storage.k8s.io/") && !strings.HasPrefix(key, "storage.kubernetes.io/") {
+			own[key] = value
+		}
+	}
+	return own
+}
+
+func capacityRange(r *csi.CapacityRange) CapacityRange {
+	return CapacityRange{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
+}
+
+func csiVolume(v Volume) *csi.Volume {
+	return &csi.Volume{VolumeId: v.ID, CapacityBytes: v.CapacityBytes}
+}
+
+// truncate cuts s to at most n bytes, between characters.
+func truncate(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
+}

@@ -1,0 +1,422 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/crash"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// TestCrash walks a volume from CreateVolume to DeleteVolume and kills the driver
+// with SIGKILL at every state-changing system call of every RPC of the walk. A new
+// driver then gets the same request again, which must succeed, and the rest of the
+// walk, at whose end the data must have been intact and nothing be left.
+func TestCrash(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_growfs")
+	for _, c := range []struct {
+		fsType string
+		size   int64
+	}{{"ext4", 64 << 20}, {"xfs", 300 << 20}, {"", 16 << 20}} {
+		name := c.fsType
+		if name == "" {
+			name = "block"
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			counts, _ := crashWalk(t, c.fsType, c.size, -1, 0)
+			kills := 0
+			for step, rpc := range crashSteps {
+				for n := 1; n <= counts[step]; n++ {
+					_, killed := crashWalk(t, c.fsType, c.size, step, n)
+					if t.Failed() {
+						t.Fatalf("after SIGKILL at call %d of %d of %s", n, counts[step], rpc.name)
+					}
+					if killed {
+						kills++
+					}
+				}
+			}
+			if kills == 0 {
+				t.Error("the driver was never killed")
+			}
+			t.Logf("%d kills; system calls per RPC: %v", kills, counts)
+		})
+	}
+}
+
+// crashWalk does the walk in a directory of its own, killing the driver at the
+// n-th call of one step, if the step has so many this time. With a negative step
+// it only counts.
+func crashWalk(t *testing.T, fsType string, size int64, killAt, n int) (counts []int, killed bool) {
+	w := newCrashVolume(t, fsType, size)
+	defer w.close()
+	driver, err := crash.Start(w.command())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.dead = driver.Done()
+	stop := func() { // the driver that serves at the end
+		driver.Kill()
+		_ = driver.Wait()
+	}
+	counts = make([]int, len(crashSteps))
+	for i, step := range crashSteps {
+		switch {
+		case i == killAt:
+			driver.Arm(n)
+		case killAt < 0:
+			driver.Arm(0)
+		}
+		err := step.do(w)
+		if i == killAt {
+			driver.Disarm()
+		}
+		if i == killAt && driver.Killed() {
+			killed = true
+			if driver.Wait() == nil {
+				t.Error("the driver was killed, but exited with success")
+			}
+			w.dead = nil
+			next := w.command()
+			if err := next.Start(); err != nil {
+				t.Fatal(err)
+			}
+			stop = func() {
+				if err := errors.Join(next.Process.Signal(syscall.SIGTERM), next.Wait()); err != nil {
+					t.Errorf("the driver after SIGTERM: %v", err)
+				}
+			}
+			calls := driver.Calls()
+			if err = w.again(func() error { return step.do(w) }); err != nil {
+				err = fmt.Errorf("again, after SIGKILL before %v: %w", calls[len(calls)-1], err)
+			}
+		}
+		if err != nil {
+			t.Errorf("%s: %v", step.name, err)
+			break
+		}
+		if killAt < 0 {
+			counts[i] = len(driver.Calls())
+		}
+	}
+	stop()
+	if t.Failed() {
+		t.Log(w.log())
+	} else {
+		w.checkNothingLeft()
+	}
+	return counts, killed
+}
+
+// crashSteps is the walk.
+var crashSteps = []struct {
+	name string
+	do   func(*crashVolume) error
+}{
+	{"CreateVolume", (*crashVolume).create},
+	{"ControllerPublishVolume", (*crashVolume).attach},
+	{"NodeStageVolume", (*crashVolume).stage},
+	{"NodePublishVolume", func(w *crashVolume) error { return w.publish("a", false) }},
+	{"write", (*crashVolume).write},
+	{"NodePublishVolume of a second pod", func(w *crashVolume) error { return w.publish("b", w.fsType != "") }},
+	{"ControllerExpandVolume", (*crashVolume).expand},
+	{"NodeExpandVolume", (*crashVolume).expandNode},
+	{"check", func(w *crashVolume) error { return w.check("b") }},
+	{"NodeUnpublishVolume", func(w *crashVolume) error { return w.unpublish("b") }},
+	{"NodeUnpublishVolume of the last pod", func(w *crashVolume) error { return w.unpublish("a") }},
+	{"NodePublishVolume, read-only", func(w *crashVolume) error { return w.publish("c", true) }},
+	{"check", func(w *crashVolume) error { return w.check("c") }},
+	{"NodeUnpublishVolume, read-only", func(w *crashVolume) error { return w.unpublish("c") }},
+	{"NodeUnstageVolume", (*crashVolume).unstage},
+	{"NodeStageVolume of data", (*crashVolume).stage},
+	{"NodePublishVolume of data", func(w *crashVolume) error { return w.publish("a", false) }},
+	{"check", func(w *crashVolume) error { return errors.Join(w.check("a"), w.checkWritable("a")) }},
+	{"NodeUnpublishVolume of data", func(w *crashVolume) error { return w.unpublish("a") }},
+	{"NodeUnstageVolume of data", (*crashVolume).unstage},
+	{"ControllerUnpublishVolume", (*crashVolume).detach},
+	{"DeleteVolume", (*crashVolume).delete},
+}
+
+// crashVolume is the CO's view of one volume.
+type crashVolume struct {
+	t          *testing.T
+	dir        string
+	fsType     string // "" for raw block
+	size       int64
+	id         string
+	conn       *grpc.ClientConn
+	dead       <-chan struct{} // closed when the driver was killed
+	node       csi.NodeClient
+	controller csi.ControllerClient
+}
+
+func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
+	dir, err := os.MkdirTemp(t.TempDir(), "walk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{"staging", "pods"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := &crashVolume{t: t, dir: dir, fsType: fsType, size: size}
+	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond}}
+	if w.conn, err = grpc.NewClient(w.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(quick), grpc.WithDefaultCallOptions(grpc.WaitForReady(true))); err != nil {
+		t.Fatal(err)
+	}
+	w.node, w.controller = csi.NewNodeClient(w.conn), csi.NewControllerClient(w.conn)
+	return w
+}
+
+func (w *crashVolume) endpoint() string         { return "unix://" + filepath.Join(w.dir, "csi.sock") }
+func (w *crashVolume) target(pod string) string { return filepath.Join(w.dir, "pods", pod) }
+func (w *crashVolume) staging() string          { return filepath.Join(w.dir, "staging") }
+
+func (w *crashVolume) command() *exec.Cmd {
+	c := gate.RoleCommand(context.Background(), "blockdriver",
+		"-endpoint", w.endpoint(), "-pool", filepath.Join(w.dir, "pool"), "-node-id", "node", "-log-level", "debug")
+	log, err := os.OpenFile(filepath.Join(w.dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { log.Close() })
+	c.Stdout, c.Stderr = log, log
+	return c
+}
+
+func (w *crashVolume) log() string {
+	text, _ := os.ReadFile(filepath.Join(w.dir, "log"))
+	return string(text)
+}
+
+// close takes down what a failed walk left.
+func (w *crashVolume) close() {
+	w.conn.Close()
+	for _, m := range w.mounts() {
+		unix.Unmount(m, unix.MNT_DETACH)
+	}
+	for _, d := range w.loops() {
+		d.Detach(context.Background())
+	}
+}
+
+// again repeats the request as kubelet does: while it does not know the outcome.
+func (w *crashVolume) again(do func() error) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		err := do()
+		switch status.Code(err) {
+		case codes.Aborted, codes.Unavailable, codes.DeadlineExceeded:
+			if time.Now().Before(end) {
+				continue
+			}
+		}
+		return err
+	}
+}
+
+// ctx is kubelet's deadline, and ends with the driver: a call that was not sent
+// yet would wait for the next one.
+func (w *crashVolume) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	w.t.Cleanup(cancel)
+	go func() {
+		select {
+		case <-w.dead:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx
+}
+
+func (w *crashVolume) capability() *csi.VolumeCapability {
+	c := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}}
+	if w.fsType == "" {
+		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	} else {
+		c.AccessType = &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: w.fsType}}
+	}
+	return c
+}
+
+func (w *crashVolume) create() error {
+	r, err := w.controller.CreateVolume(w.ctx(), &csi.CreateVolumeRequest{
+		Name: "crash", CapacityRange: &csi.CapacityRange{RequiredBytes: w.size},
+		VolumeCapabilities: []*csi.VolumeCapability{w.capability()},
+	})
+	w.id = r.GetVolume().GetVolumeId()
+	return err
+}
+
+func (w *crashVolume) attach() error {
+	_, err := w.controller.ControllerPublishVolume(w.ctx(), &csi.ControllerPublishVolumeRequest{
+		VolumeId: w.id, NodeId: "node", VolumeCapability: w.capability(),
+	})
+	return err
+}
+
+func (w *crashVolume) stage() error {
+	_, err := w.node.NodeStageVolume(w.ctx(), &csi.NodeStageVolumeRequest{
+		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: w.capability(),
+	})
+	return err
+}
+
+func (w *crashVolume) publish(pod string, readOnly bool) error {
+	_, err := w.node.NodePublishVolume(w.ctx(), &csi.NodePublishVolumeRequest{
+		VolumeId: w.id, StagingTargetPath: w.staging(), TargetPath: w.target(pod), VolumeCapability: w.capability(), Readonly: readOnly,
+	})
+	return err
+}
+
+func (w *crashVolume) expand() error {
+	_, err := w.controller.ControllerExpandVolume(w.ctx(), &csi.ControllerExpandVolumeRequest{
+		VolumeId: w.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * w.size}, VolumeCapability: w.capability(),
+	})
+	return err
+}
+
+func (w *crashVolume) expandNode() error {
+	_, err := w.node.NodeExpandVolume(w.ctx(), &csi.NodeExpandVolumeRequest{
+		VolumeId: w.id, VolumePath: w.target("a"), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * w.size}, VolumeCapability: w.capability(),
+	})
+	if w.fsType == "ext4" && status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "CAP_SYS_RESOURCE") {
+		return nil // it grows at the next stage
+	}
+	return err
+}
+
+func (w *crashVolume) unpublish(pod string) error {
+	_, err := w.node.NodeUnpublishVolume(w.ctx(), &csi.NodeUnpublishVolumeRequest{VolumeId: w.id, TargetPath: w.target(pod)})
+	return err
+}
+
+func (w *crashVolume) unstage() error {
+	_, err := w.node.NodeUnstageVolume(w.ctx(), &csi.NodeUnstageVolumeRequest{VolumeId: w.id, StagingTargetPath: w.staging()})
+	return err
+}
+
+func (w *crashVolume) detach() error {
+	_, err := w.controller.ControllerUnpublishVolume(w.ctx(), &csi.ControllerUnpublishVolumeRequest{VolumeId: w.id, NodeId: "node"})
+	return err
+}
+
+func (w *crashVolume) delete() error {
+	_, err := w.controller.DeleteVolume(w.ctx(), &csi.DeleteVolumeRequest{VolumeId: w.id})
+	return err
+}
+
+var crashData = bytes.Repeat([]byte("precious "), 100_000)
+
+func (w *crashVolume) file(pod string) string {
+	if w.fsType == "" {
+		return w.target(pod)
+	}
+	return filepath.Join(w.target(pod), "data")
+}
+
+func (w *crashVolume) write() error {
+	f, err := os.OpenFile(w.file("a"), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(crashData)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+func (w *crashVolume) check(pod string) error {
+	f, err := os.Open(w.file(pod))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	got := make([]byte, len(crashData))
+	if _, err := f.ReadAt(got, 0); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, crashData) {
+		return fmt.Errorf("%s: the data is not what was written", f.Name())
+	}
+	return nil
+}
+
+// checkWritable: no read-only flag of an earlier publication is left, and the
+// volume has its new size.
+func (w *crashVolume) checkWritable(pod string) error {
+	if err := w.write(); err != nil {
+		return err
+	}
+	r, err := w.node.NodeGetVolumeStats(w.ctx(), &csi.NodeGetVolumeStatsRequest{VolumeId: w.id, VolumePath: w.target(pod)})
+	if err != nil {
+		return err
+	}
+	if total := r.GetUsage()[0].GetTotal(); total < w.size*3/2 {
+		return fmt.Errorf("the volume has %d bytes after growing from %d to %d", total, w.size, 2*w.size)
+	}
+	return nil
+}
+
+func (w *crashVolume) mounts() []string {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		w.t.Error(err)
+	}
+	var points []string
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); strings.HasPrefix(f[4], w.dir+"/") {
+			points = append(points, f[4])
+		}
+	}
+	return points
+}
+
+func (w *crashVolume) loops() []loopdev.Device {
+	all, err := loopdev.List()
+	if err != nil {
+		w.t.Error(err)
+	}
+	var ours []loopdev.Device
+	for _, d := range all {
+		if strings.HasPrefix(d.Backing, w.dir+"/") {
+			ours = append(ours, d)
+		}
+	}
+	return ours
+}
+
+func (w *crashVolume) checkNothingLeft() {
+	w.t.Helper()
+	if m := w.mounts(); len(m) > 0 {
+		w.t.Errorf("mounts are left: %v", m)
+	}
+	if d := w.loops(); len(d) > 0 {
+		w.t.Errorf("loop devices are left: %+v", d)
+	}
+	for _, dir := range []string{"pods", "pool/volumes"} {
+		left, err := os.ReadDir(filepath.Join(w.dir, dir))
+		if err != nil || len(left) > 0 {
+			w.t.Errorf("%s holds %v (%v), want nothing", dir, left, err)
+		}
+	}
+}

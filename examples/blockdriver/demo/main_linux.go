@@ -1,0 +1,126 @@
+// Command demo walks a blockdriver as kubelet and the sidecars do, on real loop
+// devices, and shows what happens: three volumes (ext4, xfs, raw block) from
+// CreateVolume to two pods' directories, expanded while data is written, through
+// a kill -9 of the driver, and down to nothing left behind.
+//
+// It needs root. Everything happens below one temporary directory and inside a
+// mount namespace of its own; what an interrupted run left is removed by the next.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// insideEnv tells the process that was started again in its own mount namespace
+// where to work.
+const insideEnv = "CSIKIT_DEMO_DIR"
+
+func main() {
+	driver := flag.String("driver", "", "`path` of the blockdriver program (required)")
+	flag.Parse()
+	if *driver == "" {
+		fatal(errors.New("-driver is required; make demo builds it and passes it"))
+	}
+	path, err := filepath.Abs(*driver)
+	if err != nil {
+		fatal(err)
+	}
+	if dir := os.Getenv(insideEnv); dir != "" {
+		inside(dir, path)
+		return
+	}
+	if err := outside(); err != nil {
+		fatal(err)
+	}
+}
+
+func fatal(err error) {
+	fmt.Fprintln(os.Stderr, "demo:", err)
+	os.Exit(1)
+}
+
+// outside starts this program again in a mount namespace of its own, waits for
+// it, and removes what it left, however it ended.
+func outside() error {
+	sweep()
+	dir, lock, err := newDir()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+
+	// The demo in the namespace hears Ctrl-C as well, takes everything down and
+	// exits; we only must not die first.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	c := exec.Command("/proc/self/exe", os.Args[1:]...)
+	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+	c.Env = append(os.Environ(), insideEnv+"="+dir)
+	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	if err := c.Start(); err != nil {
+		if errors.Is(err, syscall.EPERM) {
+			err = fmt.Errorf("%w: loop devices and mounts need root; try: sudo make demo", err)
+		}
+		return errors.Join(fmt.Errorf("start in a mount namespace: %w", err), removeDir(dir))
+	}
+	done := make(chan error, 1)
+	go func() { done <- c.Wait() }()
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		c.Process.Signal(syscall.SIGTERM) // for a SIGTERM that only we got
+		select {
+		case err = <-done:
+		case <-time.After(30 * time.Second):
+			c.Process.Kill()
+			err = <-done
+		}
+	}
+	left := removeDir(dir)
+	if err == nil && left != nil {
+		return left
+	}
+	if left != nil {
+		fmt.Fprintln(os.Stderr, "demo: cleaned up after the failure:", left)
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		os.Exit(max(exit.ExitCode(), 1)) // it has said why
+	}
+	return err
+}
+
+// inside is the demo proper.
+func inside(dir, driver string) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// Nothing that is mounted here may reach the host.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		fatal(fmt.Errorf("make mounts private: %w", err))
+	}
+	w, err := newWalk(dir, driver)
+	if err == nil {
+		err = w.run(ctx)
+		w.tearDown()
+	}
+	if ctx.Err() != nil {
+		fmt.Println("\ninterrupted; everything was taken down")
+		os.Exit(130)
+	}
+	if err != nil {
+		fmt.Printf("\nFAILED: %v\n", err)
+		w.showLog()
+		os.Exit(1)
+	}
+}

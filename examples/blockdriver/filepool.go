@@ -1,0 +1,312 @@
+package main
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// pool is a directory that holds volumes as sparse image files:
+//
+//	.csikit-pool            the marker; the controller holds a lock on it
+//	volumes/<id>.json       metadata; a volume exists exactly as long as this file does
+//	volumes/<id>.img        the image
+//	volumes/<id>.deleting   the metadata of a volume whose deletion has begun and will be finished
+//	volumes/<id>.json.tmp   metadata being written
+//	nodes/<node>.json       written by the node plugin when it starts
+//
+// A pool by itself has only what the node plugin needs and takes no lock;
+// fileBackend adds the controller's half. Its methods are safe for concurrent
+// use, by several processes too, but only one process may register a given
+// node.
+type pool struct {
+	dir     string // absolute
+	root    *os.Root
+	volumes *os.Root
+	nodes   *os.Root
+
+	// Set by tests. step runs before each step that changes the directory, and
+	// fails it; space stands in for statfs.
+	step  func(name string) error
+	space func() (total, free int64, err error)
+}
+
+const (
+	markerName    = ".csikit-pool"
+	poolFormat    = "csikit-pool"
+	formatVersion = 1
+
+	extMetadata = ".json"
+	extImage    = ".img"
+	extDeleting = ".deleting"
+	extTemp     = ".tmp"
+)
+
+type marker struct {
+	Format  string `json:"format"`
+	Version int    `json:"version"`
+}
+
+// metadata is the content of volumes/<id>.json.
+type metadata struct {
+	Version int `json:"version"`
+	Volume
+}
+
+type registration struct {
+	Version    int    `json:"version"`
+	NodeID     string `json:"node_id"`
+	MaxVolumes int64  `json:"max_volumes,omitempty"` // 0: no limit
+}
+
+// openPool opens the pool in dir. A missing or empty directory becomes a pool;
+// any other directory without the marker is refused, because a wrong path must
+// not end with the driver deleting somebody's files.
+func openPool(dir string) (_ *pool, err error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fail("open pool", dir, "%w", err)
+	}
+	p := &pool{dir: abs}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	if err := os.MkdirAll(abs, 0o700); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	if p.root, err = os.OpenRoot(abs); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	if err := p.checkMarker(); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	if p.volumes, err = p.openDir("volumes"); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	if p.nodes, err = p.openDir("nodes"); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	if err := syncDir(p.root); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
+	return p, nil
+}
+
+func (p *pool) openDir(name string) (*os.Root, error) {
+	if err := p.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	return p.root.OpenRoot(name)
+}
+
+// Close releases the pool's descriptors. Call it after the last operation has
+// returned.
+func (p *pool) Close() error {
+	var errs []error
+	for _, r := range []*os.Root{p.volumes, p.nodes, p.root} {
+		if r != nil {
+			errs = append(errs, r.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *pool) checkMarker() error {
+	err := p.readMarker()
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	stranger, err := p.stranger()
+	if err != nil {
+		return err
+	}
+	if stranger == "" {
+		return p.createMarker()
+	}
+	// Another process may have made the marker, and more, since we looked.
+	if err := p.readMarker(); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fmt.Errorf("the directory has no %s and is not empty (it holds %q); use an empty directory, or mount the pool's file system there", markerName, stranger)
+}
+
+func (p *pool) readMarker() error {
+	data, err := p.root.ReadFile(markerName)
+	if err != nil {
+		return err
+	}
+	var m marker
+	if err := json.Unmarshal(data, &m); err != nil || m.Format != poolFormat {
+		return fmt.Errorf("%w: %s is not a pool marker; restore it as {\"format\":%q,\"version\":%d} if this is a pool", errDamaged, markerName, poolFormat, formatVersion)
+	}
+	if m.Version != formatVersion {
+		return fmt.Errorf("the pool has format version %d, this driver knows %d; use the driver that made it", m.Version, formatVersion)
+	}
+	return nil
+}
+
+// stranger names an entry that does not belong into a fresh directory, if there
+// is one.
+func (p *pool) stranger() (string, error) {
+	names, err := readNames(p.root)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		// lost+found comes with a fresh ext4; our own temporaries are what a
+		// kill at this point leaves.
+		if name != "lost+found" && !strings.HasPrefix(name, markerName+".") {
+			return name, nil
+		}
+	}
+	return "", nil
+}
+
+// createMarker links a complete file into place, which unlike a rename never
+// replaces a marker that another process made and locked meanwhile.
+func (p *pool) createMarker() error {
+	data, err := json.Marshal(marker{Format: poolFormat, Version: formatVersion})
+	if err != nil {
+		return err
+	}
+	tmp := markerName + "." + rand.Text() + extTemp
+	defer p.root.Remove(tmp)
+	if err := writeSynced(p.root, tmp, append(data, '\n')); err != nil {
+		return err
+	}
+	if err := p.root.Link(tmp, markerName); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return p.readMarker()
+}
+
+// Volume and node IDs arrive in requests and become file names: only what these
+// match ever does.
+var (
+	volumeIDPattern = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
+	nodeIDPattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
+)
+
+// volumeID derives the ID from the name, so that finding a volume by its name
+// needs no index that could disagree.
+func volumeID(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return "vol-" + hex.EncodeToString(sum[:])[:32]
+}
+
+// RegisterNode records that nodeID exists, so that the controller can tell it
+// from an unknown one, and how many volumes it takes; 0 is no limit. Call it
+// whenever the node plugin starts.
+func (p *pool) RegisterNode(nodeID string, maxVolumes int64) error {
+	if !nodeIDPattern.MatchString(nodeID) {
+		return fail("register node", nodeID, "a node ID has 1 to 200 letters, digits, '.', '_' and '-', and begins with a letter or digit; choose another")
+	}
+	data, err := encode(registration{Version: formatVersion, NodeID: nodeID, MaxVolumes: maxVolumes})
+	if err != nil {
+		return fail("register node", nodeID, "%w", err)
+	}
+	if _, err := p.replaceFile(p.nodes, nodeID+extMetadata, data); err != nil {
+		return fail("register node", nodeID, "%w", err)
+	}
+	return nil
+}
+
+// readNode returns errNotFound for a node that was never registered.
+func (p *pool) readNode(nodeID string) (r registration, err error) {
+	if !nodeIDPattern.MatchString(nodeID) {
+		return r, errNotFound
+	}
+	data, err := p.nodes.ReadFile(nodeID + extMetadata)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, errNotFound
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	return r, err
+}
+
+// ReadVolume reads the volume from the disk: what the node plugin uses, which
+// has no index. During an expansion, the image may already be larger than
+// CapacityBytes, never smaller.
+func (p *pool) ReadVolume(id string) (Volume, error) {
+	if !volumeIDPattern.MatchString(id) {
+		return Volume{}, fail("read volume", id, "%w", errNotFound)
+	}
+	data, err := p.volumes.ReadFile(id + extMetadata)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Volume{}, fail("read volume", id, "%w", errNotFound)
+	}
+	if err != nil {
+		return Volume{}, fail("read volume", id, "%w", err)
+	}
+	var m metadata
+	if err := json.Unmarshal(data, &m); err != nil {
+		return Volume{}, fail("read volume", id, "metadata %w: %w; restore %s", errDamaged, err, p.file(id+extMetadata))
+	}
+	if m.Version != formatVersion {
+		return Volume{}, fail("read volume", id, "metadata %w: %s has version %d, this driver knows %d; use the driver that wrote it", errDamaged, p.file(id+extMetadata), m.Version, formatVersion)
+	}
+	if m.ID != id || m.CapacityBytes <= 0 || minimumSize[m.AccessType] == 0 {
+		return Volume{}, fail("read volume", id, "metadata %w: it describes volume %q with %d bytes and access type %q; restore %s",
+			errDamaged, m.ID, m.CapacityBytes, m.AccessType, p.file(id+extMetadata))
+	}
+	return m.Volume, nil
+}
+
+// ImagePath returns the absolute path of the volume's image. It does not look
+// whether the volume exists; an ID of another form than this pool's is
+// errNotFound.
+func (p *pool) ImagePath(id string) (string, error) {
+	if !volumeIDPattern.MatchString(id) {
+		return "", fail("find image of volume", id, "%w", errNotFound)
+	}
+	return p.file(id + extImage), nil
+}
+
+// checkImage finds an image that is missing or has lost its end, before a file
+// system is mounted from it.
+func (p *pool) checkImage(v Volume) (size int64, err error) {
+	name := v.ID + extImage
+	info, err := p.volumes.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, fmt.Errorf("image %w: %s is missing; restore it", errDamaged, p.file(name))
+	case err != nil:
+		return 0, err
+	case !info.Mode().IsRegular():
+		return 0, fmt.Errorf("image %w: %s is not a regular file; restore it", errDamaged, p.file(name))
+	case info.Size() < v.CapacityBytes:
+		return 0, fmt.Errorf("image %w: %s has %d of %d bytes; restore it", errDamaged, p.file(name), info.Size(), v.CapacityBytes)
+	}
+	return info.Size(), nil
+}
+
+// publishContext tells the node plugin which image to attach, relative to the
+// pool: the pool may be mounted elsewhere there.
+func publishContext(id string) map[string]string {
+	return map[string]string{"image": path.Join("volumes", id+extImage)}
+}
+
+// file is for people who read an error.
+func (p *pool) file(name string) string { return filepath.Join(p.dir, "volumes", name) }
+
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	err := e.Encode(v)
+	return b.Bytes(), err
+}

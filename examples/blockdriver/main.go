@@ -1,0 +1,102 @@
+// Command blockdriver is a CSI driver for block storage, assembled from csikit's
+// packages: sparse image files in a pool directory, attached as loop devices. It
+// is an example to run, to read and to copy; README.md says what to change for
+// storage of your own.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/csispec"
+	"github.com/csikit/csikit/nodeops"
+	"github.com/csikit/csikit/volumelock"
+)
+
+// version is reported as vendor_version; releases set it with -ldflags.
+var version = "dev"
+
+func main() {
+	// The first signal drains, the second one kills: after the first the default
+	// action is back.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "blockdriver:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	cfg, err := parseConfig(args, getenv, stdout)
+	if err != nil {
+		return err
+	}
+	log := newLogger(cfg, stderr)
+	pool, err := openPool(cfg.pool)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+
+	locks := new(volumelock.Table)
+	opts := []csiserver.Option{
+		csiserver.WithLogger(log),
+		csiserver.WithDrainTimeout(cfg.drainTimeout),
+		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks, volumelock.WithRequestID(csiserver.RequestID))),
+		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
+	}
+	if cfg.mode != "node" {
+		backend, err := newFileBackend(pool, log)
+		if err != nil {
+			return err
+		}
+		defer backend.Close()
+		opts = append(opts, csiserver.WithController(newController(backend)))
+	} else { // every process of a plugin reports the same
+		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+	}
+	if cfg.mode != "controller" {
+		if err := pool.RegisterNode(cfg.nodeID, cfg.maxVolumes); err != nil {
+			return err
+		}
+		ops, err := nodeops.New(nodeops.Config{Logger: log})
+		if err != nil {
+			return err
+		}
+		opts = append(opts, csiserver.WithNode(newNode(cfg, pool, ops)))
+	}
+	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
+	if err != nil {
+		return err
+	}
+	lis, err := csiserver.Listen(cfg.endpoint)
+	if err != nil {
+		return err
+	}
+	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pool, "node_id", cfg.nodeID, "version", version)
+	return server.Serve(ctx, lis)
+}
+
+func newLogger(cfg config, w io.Writer) *slog.Logger {
+	o := &slog.HandlerOptions{Level: cfg.logLevel}
+	if cfg.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}

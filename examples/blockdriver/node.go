@@ -1,0 +1,287 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/loopdev"
+	"github.com/csikit/csikit/nodeops"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// volumes is what the node needs of the pool. It reads files, so that a node
+// plugin needs no controller in its process, nor one that is up.
+type volumes interface {
+	ReadVolume(id string) (Volume, error) // errNotFound
+	ImagePath(id string) (string, error)  // errNotFound for what is no volume ID; the file need not exist
+}
+
+// nodeServer is the node service: attach the image as a loop device at stage,
+// let nodeops do the rest.
+type nodeServer struct {
+	csi.UnimplementedNodeServer
+	nodeID     string
+	maxVolumes int64
+	volumes    volumes
+	ops        *nodeops.Node
+}
+
+func newNode(cfg config, v volumes, ops *nodeops.Node) *nodeServer {
+	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, volumes: v, ops: ops}
+}
+
+func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes}, nil
+}
+
+func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	vol, image, err := n.attached(req.GetVolumeId(), req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	dev, attachedNow, err := attach(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	mount := req.GetVolumeCapability().GetMount()
+	if mount == nil {
+		return &csi.NodeStageVolumeResponse{}, nil
+	}
+	err = n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
+		VolumeID:          vol.ID,
+		Device:            nodeops.Device{Path: dev.Path}, // its backing inode is the proof of identity
+		StagingTargetPath: req.GetStagingTargetPath(),
+		FSType:            vol.AccessType,
+		MountFlags:        mount.GetMountFlags(),
+		ReadOnly:          readOnly(req.GetVolumeCapability()),
+		Prezeroed:         true, // a sparse file reads as zeros
+	})
+	if err != nil {
+		// After a final error the CO does not unstage, so what this call attached
+		// goes again; unless the work is still under way, then the retry needs it.
+		var parked interface{ Pending() <-chan struct{} }
+		if attachedNow && !errors.As(err, &parked) {
+			if undo := n.detach(ctx, image); undo != nil {
+				return nil, status.Errorf(codes.Unavailable, "%v; and the loop device stays: %v", err, undo)
+			}
+		}
+		return nil, err
+	}
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	// Neither the volume nor its metadata need exist any more: the ID names the image.
+	image, err := n.volumes.ImagePath(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if err := n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
+		return nil, err
+	}
+	if err := n.detach(ctx, image); err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	vol, image, err := n.attached(req.GetVolumeId(), req.GetVolumeCapability())
+	if err != nil {
+		return nil, err
+	}
+	dev, err := findLoop(image)
+	if err != nil {
+		return nil, err
+	}
+	if dev == nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s has no loop device on this node: stage it first", vol.ID)
+	}
+	device := nodeops.Device{Path: dev.Path}
+	ro := req.GetReadonly() || readOnly(req.GetVolumeCapability())
+	once := exclusive(req.GetVolumeCapability())
+	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
+		err = n.ops.PublishFilesystem(ctx, nodeops.FilesystemPublish{
+			VolumeID: vol.ID, StagingTargetPath: req.GetStagingTargetPath(), Device: device,
+			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: ro, Exclusive: once,
+		})
+	} else {
+		err = n.ops.PublishBlock(ctx, nodeops.BlockPublish{
+			VolumeID: vol.ID, Device: device, TargetPath: req.GetTargetPath(), ReadOnly: ro, Exclusive: once,
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if _, err := n.volumes.ReadVolume(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	bytes := &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes}
+	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{bytes}}
+	if s.TotalInodes > 0 {
+		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
+			Unit: csi.VolumeUsage_INODES, Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes,
+		})
+	}
+	return resp, nil
+}
+
+func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	vol, err := n.volumes.ReadVolume(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	image, err := n.volumes.ImagePath(vol.ID)
+	if err != nil {
+		return nil, err
+	}
+	dev, err := findLoop(image)
+	if err != nil {
+		return nil, err
+	}
+	if dev == nil {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not staged on this node", vol.ID)
+	}
+	if _, err := dev.Resize(); err != nil {
+		return nil, uncertain(err)
+	}
+	size, err := n.ops.Expand(ctx, nodeops.ExpandRequest{
+		VolumeID: vol.ID, VolumePath: req.GetVolumePath(), RequiredBytes: req.GetCapacityRange().GetRequiredBytes(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
+}
+
+// attached returns the volume and its image if the controller gave it to this
+// node and it can be used in the way asked for.
+func (n *nodeServer) attached(volumeID string, c *csi.VolumeCapability) (Volume, string, error) {
+	vol, err := n.volumes.ReadVolume(volumeID)
+	if err != nil {
+		return vol, "", err
+	}
+	if a := vol.Attachment; a == nil || a.NodeID != n.nodeID {
+		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s is not attached to node %s: ControllerPublishVolume comes first", volumeID, n.nodeID)
+	}
+	accessType, err := checkCapability(c)
+	if err != nil {
+		return vol, "", err
+	}
+	if accessType != vol.AccessType {
+		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s was made for access as %s and cannot be used as %s", volumeID, vol.AccessType, accessType)
+	}
+	image, err := n.volumes.ImagePath(volumeID)
+	return vol, image, err
+}
+
+// attach makes the image a loop device and tells whether it was none before. A
+// device that is there already only learns the image's size: it may be published
+// read-only, which loopdev.Attach would end.
+func attach(ctx context.Context, image string) (dev *loopdev.Device, now bool, err error) {
+	if dev, err = findLoop(image); err != nil {
+		return nil, false, err
+	}
+	if dev == nil {
+		if dev, err = loopdev.Attach(ctx, image); err != nil {
+			return nil, false, uncertain(err)
+		}
+		return dev, true, nil
+	}
+	if _, err := dev.Resize(); err != nil {
+		return nil, false, uncertain(err)
+	}
+	return dev, false, nil
+}
+
+// detach takes the loop device from the image, if it has one and nothing uses it.
+func (n *nodeServer) detach(ctx context.Context, image string) error {
+	dev, err := findLoop(image)
+	if err != nil || dev == nil {
+		return err
+	}
+	// A raw block publication does not keep the device open: the kernel would
+	// let it go while a pod has it.
+	at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
+	if err != nil {
+		return err
+	}
+	if len(at) > 0 {
+		return status.Errorf(codes.FailedPrecondition, "%s is still published at %v: unpublish it first", dev.Path, at)
+	}
+	if err := dev.Detach(ctx); err != nil {
+		return uncertain(err)
+	}
+	return nil
+}
+
+// findLoop returns the image's loop device, nil if it has none. An image that was
+// deleted while it was attached is found by its name.
+func findLoop(image string) (*loopdev.Device, error) {
+	dev, err := loopdev.Find(image)
+	switch {
+	case err == nil:
+		return dev, nil
+	case errors.Is(err, loopdev.ErrNotAttached):
+		return nil, nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, uncertain(err)
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		return nil, uncertain(err)
+	}
+	for _, d := range all {
+		if d.Deleted && d.Backing == image {
+			return &d, nil
+		}
+	}
+	return nil, nil
+}
+
+// uncertain makes a failure of the loop device layer one that the CO repeats: it
+// must not forget a volume whose device may be attached.
+func uncertain(err error) error { return status.Error(codes.Unavailable, err.Error()) }
+
+func readOnly(c *csi.VolumeCapability) bool {
+	return c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+}
+
+// exclusive: of the modes offered only SINGLE_NODE_MULTI_WRITER lets a volume be
+// published more than once on its node (the table at NodePublishVolume in the spec).
+func exclusive(c *csi.VolumeCapability) bool {
+	return c.GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
+	"github.com/onsi/ginkgo/v2"
+	"github.com/onsi/gomega"
+)
+
+// TestSanity runs csi-sanity against the driver for both access types. ginkgo
+// runs one suite per process, so both are in one.
+func TestSanity(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	for _, accessType := range []string{"mount", "block"} {
+		dir := t.TempDir()
+		cfg := sanity.NewTestConfig()
+		cfg.Address = startInProcess(t, dir)
+		cfg.TargetPath = filepath.Join(dir, "target")
+		cfg.StagingPath = filepath.Join(dir, "staging")
+		cfg.TestVolumeAccessType = accessType
+		cfg.TestVolumeSize = 64 << 20
+		cfg.TestVolumeExpandSize = 128 << 20
+		cfg.TestNodeVolumeAttachLimit = true
+		ginkgo.Describe(accessType, func() { sanity.GinkgoTest(&cfg) })
+	}
+	ran, skipped := 0, map[string]int{}
+	ginkgo.ReportAfterEach(func(r ginkgo.SpecReport) {
+		if ran++; r.Failure.Message != "" && r.State.String() == "skipped" {
+			skipped[r.Failure.Message]++
+		}
+	})
+	gomega.RegisterFailHandler(ginkgo.Fail)
+	ginkgo.RunSpecs(t, "csi-sanity")
+
+	for reason, n := range skipped {
+		if notOffered[reason] != n {
+			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
+		}
+	}
+	t.Logf("%d specs ran for two access types, of them skipped for capabilities not offered: %v", ran, skipped)
+}
+
+// notOffered says how many specs csi-sanity skips for both access types together,
+// and why: capabilities that the driver does not have. Nothing else may be skipped,
+// and no spec is filtered out.
+var notOffered = map[string]int{
+	"GetCapacity not supported":                2,
+	"Volume Cloning not supported":             4,
+	"Snapshot not supported":                   4, // CreateVolume from one
+	"CreateSnapshot not supported":             12,
+	"DeleteSnapshot not supported":             6,
+	"ListSnapshots not supported":              14,
+	"GetSnapshot not supported":                6,
+	"GroupControllerService not supported":     12,
+	"ControllerModifyVolume not supported":     12,
+	"Modify Volume not supported":              2, // CreateVolume with mutable parameters
+	"Modify volume not supported":              2,
+	"ControllerGetVolumeHealth not supported":  4,
+	"ControllerListVolumeHealth not supported": 2,
+	"NodeGetVolumeHealth not supported":        4,
+	"NodeGetStorageHealth not supported":       2,
+}
+
+// startInProcess serves the driver until the test ends and returns its endpoint.
+func startInProcess(t *testing.T, dir string) string {
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		args := []string{"-endpoint", endpoint, "-pool", filepath.Join(dir, "pool"), "-node-id", "node", "-max-volumes", "12"}
+		done <- run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return endpoint
+}
+
+// testLog sends the driver's log to the test's.
+type testLog struct{ t *testing.T }
+
+var _ io.Writer = testLog{}
+
+func (l testLog) Write(p []byte) (int, error) {
+	l.t.Logf("%s", p)
+	return len(p), nil
+}

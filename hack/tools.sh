@@ -1,0 +1,34 @@
+#!/bin/sh
+# Installs the programs that the demo and the tests run, where that needs no
+# question: as root on Debian and its kin. Elsewhere it prints the line to type.
+set -eu
+PATH=$PATH:/usr/sbin:/sbin
+
+packages=
+need() { # program package
+	command -v "$1" >/dev/null 2>&1 && return
+	case " $packages " in *" $2 "*) ;; *) packages="$packages $2" ;; esac
+}
+need mke2fs e2fsprogs
+need e2fsck e2fsprogs
+need resize2fs e2fsprogs
+need mkfs.xfs xfsprogs
+need xfs_growfs xfsprogs
+need blkid util-linux
+if [ "${1:-}" = test ]; then
+	need mkfs.btrfs btrfs-progs
+	need setpriv util-linux
+fi
+
+[ -n "$packages" ] || exit 0
+install="apt-get install -y --no-install-recommends$packages"
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+	echo "installing$packages"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -qq >/dev/null
+	$install -qq >/dev/null
+	exit 0
+fi
+echo "These packages are needed:$packages. On Debian or Ubuntu:" >&2
+echo "    sudo apt-get update && sudo $install" >&2
+exit 1
