@@ -180,7 +180,7 @@ func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
 		}
 	}
 	w := &crashVolume{t: t, dir: dir, fsType: fsType, size: size}
-	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond}}
+	quick := grpc.ConnectParams{MinConnectTimeout: 10 * time.Second, Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond}}
 	if w.conn, err = grpc.NewClient(w.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(quick), grpc.WithDefaultCallOptions(grpc.WaitForReady(true))); err != nil {
 		t.Fatal(err)
@@ -240,9 +240,10 @@ func (w *crashVolume) again(do func() error) error {
 func (w *crashVolume) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	w.t.Cleanup(cancel)
+	dead := w.dead
 	go func() {
 		select {
-		case <-w.dead:
+		case <-dead:
 			cancel()
 		case <-ctx.Done():
 		}

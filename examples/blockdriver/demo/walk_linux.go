@@ -49,7 +49,7 @@ func newWalk(dir, program string) (*walk, error) {
 	w.root = filepath.Join(dir, "kubelet")
 	// A driver that starts is called until it answers; without the short backoff
 	// the times shown would be those of grpc's patience.
-	quick := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}
+	quick := grpc.ConnectParams{MinConnectTimeout: 10 * time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}
 	conn, err := grpc.NewClient(w.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(quick), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
