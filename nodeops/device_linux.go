@@ -92,6 +92,9 @@ func (d *device) sysfs(files ...string) (string, error) {
 	return "", err
 }
 
+// name is the device's number, which is the same for all its paths.
+func (d *device) name() string { return fmt.Sprintf("%d:%d", d.major, d.minor) }
+
 func (d *device) close() { d.file.Close() }
 
 func (d *device) probe() (probe.Result, error) { return probe.Probe(d.file, d.size) }

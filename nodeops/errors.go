@@ -15,8 +15,8 @@ type Kind int
 
 // Kinds of errors, with the gRPC code that each becomes.
 const (
-	// KindInternal is a failure whose cause lies on this node; nothing was left
-	// behind. INTERNAL, which kubelet takes for final.
+	// KindInternal is a failure whose cause lies on this node; nothing is mounted
+	// at the path. INTERNAL, which kubelet takes for final.
 	KindInternal Kind = iota
 	// KindInvalid is a request that can never work. INVALID_ARGUMENT.
 	KindInvalid
@@ -28,8 +28,6 @@ const (
 	// KindPrecondition: the order of things is wrong, or the device holds what it
 	// should not; somebody has to act. FAILED_PRECONDITION.
 	KindPrecondition
-	// KindOutOfRange: the device is smaller than what is asked for. OUT_OF_RANGE.
-	KindOutOfRange
 	// KindBusy: somebody else uses what the operation needs; it will pass. ABORTED.
 	KindBusy
 	// KindUncertain: the operation may have taken effect in part; repeat it.
@@ -43,7 +41,6 @@ var kindCodes = map[Kind]codes.Code{
 	KindNotFound:     codes.NotFound,
 	KindConflict:     codes.AlreadyExists,
 	KindPrecondition: codes.FailedPrecondition,
-	KindOutOfRange:   codes.OutOfRange,
 	KindBusy:         codes.Aborted,
 	KindUncertain:    codes.Unavailable,
 }

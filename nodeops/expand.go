@@ -14,8 +14,8 @@ type ExpandRequest struct {
 // device and returns that size. What is grown already is left alone, and a raw
 // block volume is only measured, so repeating it costs nothing.
 //
-// Nothing mounted at the path is KindNotFound; a device below RequiredBytes is
-// KindOutOfRange; a read-only mount, and a mounted ext4 without CAP_SYS_RESOURCE,
+// Nothing mounted at the path is KindNotFound; a device below RequiredBytes, which
+// has not grown yet, is KindUncertain; a read-only mount, and a mounted ext4 without CAP_SYS_RESOURCE,
 // are KindPrecondition: the latter grows when it is staged the next time.
 func (n *Node) Expand(ctx context.Context, r ExpandRequest) (capacityBytes int64, err error) {
 	const op = "expand"

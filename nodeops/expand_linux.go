@@ -18,7 +18,7 @@ func (n *Node) expand(r ExpandRequest) (int64, error) {
 	}
 	defer dev.close()
 	if dev.size < r.RequiredBytes {
-		return 0, faultf(KindOutOfRange, "%s has %d bytes, %d are required: the device has not grown", dev.path, dev.size, r.RequiredBytes)
+		return 0, faultf(KindUncertain, "%s has %d bytes, %d are required: the device has not grown yet", dev.path, dev.size, r.RequiredBytes)
 	}
 	if isBlockNode(m, dev) {
 		return dev.size, nil

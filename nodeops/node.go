@@ -5,8 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"sync"
 
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/internal/mountapi"
 	"k8s.io/utils/exec"
 )
 
@@ -30,6 +32,9 @@ type Node struct {
 	log      *slog.Logger
 	exec     exec.Interface
 	blocking *blocking.Group
+
+	mu   sync.Mutex
+	held map[string]chan struct{} // closed when the name is free again
 }
 
 // New returns a Node. It starts nothing and touches nothing.
@@ -66,15 +71,58 @@ func (n *Node) Inspect() []blocking.Call { return n.blocking.Snapshot() }
 // own: the other call may have asked for something else, and what it did in our
 // favour is found and taken for done.
 func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func() error) error {
-	for {
-		_, joined, err := n.blocking.Do(ctx, filepath.Clean(path), func() (any, error) { return nil, fn() })
-		if err == nil && !joined {
-			return nil
-		}
-		var pending *blocking.PendingError
-		if joined && ctx.Err() == nil && !errors.As(err, &pending) {
-			continue
-		}
+	key, err := n.key(ctx, path)
+	if err != nil {
 		return wrap(op, volumeID, path, err)
+	}
+	for {
+		_, joined, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, fn() })
+		var pending *blocking.PendingError
+		if !joined || errors.As(err, &pending) {
+			return wrap(op, volumeID, path, err)
+		}
+		if err := ctx.Err(); err != nil { // nothing of ours was done
+			return wrap(op, volumeID, path, err)
+		}
+	}
+}
+
+// key is one name for all spellings of a path: two calls for one target, of which
+// one goes through a symlink, must meet.
+func (n *Node) key(ctx context.Context, path string) (string, error) {
+	path = filepath.Clean(path)
+	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) {
+		if r, err := mountapi.Resolve(path); err == nil {
+			return r, nil
+		}
+		return path, nil // what is wrong with it is for the operation to say
+	})
+	if err != nil {
+		return "", err
+	}
+	return v.(string), nil
+}
+
+// lock takes the name until unlock is called. It is held for as long as a few
+// system calls take, inside of run.
+func (n *Node) lock(name string) (unlock func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for n.held[name] != nil {
+		free := n.held[name]
+		n.mu.Unlock()
+		<-free
+		n.mu.Lock()
+	}
+	if n.held == nil {
+		n.held = make(map[string]chan struct{})
+	}
+	free := make(chan struct{})
+	n.held[name] = free
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.held, name)
+		close(free)
 	}
 }

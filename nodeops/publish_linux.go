@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -47,7 +46,8 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}
-	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr}
+	// What the staging mount has, its binds inherit.
+	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
 	if on := table.at(target); len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("something else is published there", diff)
@@ -55,7 +55,7 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 		return nil
 	}
 	if r.Exclusive {
-		if others := table.elsewhere(source, "", staging, target); len(others) > 0 {
+		if others := table.elsewhere(source, staging, target); len(others) > 0 {
 			return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
 		}
 	}
@@ -85,11 +85,10 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	if err != nil {
 		return err
 	}
+	// The read-only flag is the device's, so its publications come and go one at a
+	// time, whatever their paths.
+	defer n.lock(dev.name())()
 	table, err := readTable()
-	if err != nil {
-		return err
-	}
-	node, err := table.file(dev.path)
 	if err != nil {
 		return err
 	}
@@ -97,14 +96,12 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	if r.ReadOnly {
 		attr = mountapi.ReadOnly
 	}
-	want := wanted{node.Major, node.Minor, node.Root, node.FSType, attr}
-	others := table.elsewhere(node, node.Root, target)
+	others := table.nodes(dev, target)
 	if on := table.at(target); len(on) > 0 {
-		if diff := want.compare(on); len(diff) > 0 {
+		if diff := compareNode(on, dev, r.ReadOnly); len(diff) > 0 {
 			return conflict("something else is published there", diff)
 		}
-		// The device's own flag may have been lost since.
-		return setAccess(dev, r.ReadOnly, others)
+		return setAccess(dev, r.ReadOnly, others) // it may have been lost since
 	}
 	if r.Exclusive && len(others) > 0 {
 		return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
@@ -132,42 +129,38 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	return nil
 }
 
-// setAccess makes the device refuse or accept writes. All its publications have
-// to agree, because the flag is the device's.
+// compareNode lists how what is mounted differs from the device's node.
+func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
+	m := on[len(on)-1]
+	if !isNode(m, dev) {
+		return []Difference{{"target", "block device " + dev.name(), fmt.Sprintf("%s of %s", m.Root, m.FSType)}}
+	}
+	var diff []Difference
+	if len(on) > 1 {
+		diff = append(diff, Difference{"number of stacked mounts", "1", fmt.Sprint(len(on))})
+	}
+	if m.ReadOnly() != readOnly {
+		diff = append(diff, Difference{"access", access(readOnly), access(m.ReadOnly())})
+	}
+	return diff
+}
+
+// setAccess makes the device refuse or accept writes, if it does not yet. All its
+// publications have to agree to that. Mount flags alone do not tell: kubelet binds
+// a publication once more and makes its own copy read-write, which means nothing
+// while the device refuses writes.
 func setAccess(dev *device, readOnly bool, others []mountapi.Mount) error {
+	now, err := dev.readOnly()
+	if err != nil || now == readOnly {
+		return err
+	}
 	for _, o := range others {
 		if o.ReadOnly() != readOnly {
 			return faultf(KindPrecondition, "the device is published %s at %s: a block device cannot be both read-only and read-write",
 				access(o.ReadOnly()), o.MountPoint)
 		}
 	}
-	now, err := dev.readOnly()
-	if err != nil || now == readOnly {
-		return err
-	}
 	return dev.setReadOnly(readOnly)
-}
-
-// file returns the mount that a bind of the file at p would add, its mount
-// point aside.
-func (t table) file(p string) (mountapi.Mount, error) {
-	best := -1
-	for i, m := range t {
-		// The last of equals is on top.
-		if below(p, m.MountPoint) && (best < 0 || len(m.MountPoint) >= len(t[best].MountPoint)) {
-			best = i
-		}
-	}
-	if best < 0 {
-		return mountapi.Mount{}, fmt.Errorf("%s is below no mount", p)
-	}
-	m := t[best]
-	m.Root = path.Join(m.Root, strings.TrimPrefix(p, m.MountPoint))
-	return m, nil
-}
-
-func below(p, dir string) bool {
-	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
 
 // bind attaches a copy of source to target, once check has seen what it shows.
@@ -238,16 +231,8 @@ func (n *Node) unpublish(targetPath string) error {
 	if err != nil {
 		return err
 	}
-	on := table.at(target)
-	if err := unmountAll(target); err != nil {
+	if err := n.takeDown(target, table.at(target)); err != nil {
 		return err
-	}
-	// Before the path goes: when this fails, the retry finds nothing mounted,
-	// but the next publication sets the device's flag as it needs it.
-	for _, m := range on {
-		if err := writableAgain(m, target); err != nil {
-			return err
-		}
 	}
 	st, err := os.Lstat(target)
 	if gone(err) {
@@ -269,33 +254,51 @@ func (n *Node) unpublish(targetPath string) error {
 	return nil
 }
 
-// writableAgain clears the device's read-only flag when m was the last of its
-// read-only raw block publications: the flag would outlive even the attachment of
-// a loop device, and meet whoever gets that device next.
-func writableAgain(m mountapi.Mount, target string) error {
-	// A published device node shows as the mount of a file of the /dev file system.
-	if !m.ReadOnly() || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") {
-		return nil
-	}
-	if _, err := os.Stat("/sys/class/block/" + path.Base(m.Root)); err != nil {
-		return nil
-	}
-	table, err := readTable()
-	if err != nil {
-		return err
-	}
-	if len(table.elsewhere(m, m.Root, target)) > 0 {
-		return nil
-	}
-	dev, err := openDevice(Device{Path: "/dev/" + path.Base(m.Root)})
-	if err != nil {
-		return nil // detached meanwhile: nothing to clear
+// takeDown unmounts what is on the target. The last read-only publication of a
+// block device takes the device's read-only flag along: it would outlive even the
+// attachment of a loop device, and meet whoever gets that device next.
+func (n *Node) takeDown(target string, on []mountapi.Mount) error {
+	dev := readOnlyNode(on)
+	if dev == nil {
+		return unmountAll(target)
 	}
 	defer dev.close()
-	if err := dev.setReadOnly(false); err != nil {
+	defer n.lock(dev.name())()
+	if err := unmountAll(target); err != nil {
+		return err
+	}
+	table, err := readTable()
+	if err == nil && len(table.nodes(dev)) == 0 {
+		err = dev.setReadOnly(false)
+	}
+	if err != nil {
+		// The retry finds nothing mounted any more; but whoever publishes the
+		// device next sets the flag as needed.
 		return &fault{kind: KindUncertain, err: err}
 	}
 	return nil
+}
+
+// readOnlyNode opens the block device whose node is mounted on a path read-only,
+// if that is what is on top. What is taken down is not touched: a published node
+// shows in the table as the mount of a file that has the device's name.
+func readOnlyNode(on []mountapi.Mount) *device {
+	if len(on) == 0 {
+		return nil
+	}
+	m := on[len(on)-1]
+	if m.Root == "/" || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") || !m.ReadOnly() {
+		return nil
+	}
+	name := path.Base(m.Root)
+	if _, err := os.Stat("/sys/class/block/" + name); err != nil {
+		return nil
+	}
+	dev, err := openDevice(Device{Path: "/dev/" + name})
+	if err != nil {
+		return nil // detached meanwhile: there is no flag to clear
+	}
+	return dev
 }
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }

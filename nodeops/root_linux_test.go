@@ -7,10 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/loopdev"
@@ -440,6 +443,9 @@ func TestBlock(t *testing.T) {
 	wantKind(t, f.publishBlock("b", ro), KindPrecondition, f.target("a"), "cannot be both")
 	wantKind(t, f.publishBlock("b", func(r *BlockPublish) { r.Exclusive = true }), KindPrecondition, f.target("a"))
 	wantKind(t, f.publishBlock("a", ro), KindConflict, "access is read-write, want read-only")
+	if flag := f.refusesWrites(); flag {
+		t.Error("a publication that was refused made the device read-only")
+	}
 	at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
 	if err != nil || fmt.Sprint(at) != fmt.Sprint([]string{f.target("a")}) {
 		t.Errorf("mounted at %v (%v), want only %s", at, err, f.target("a"))
@@ -447,19 +453,112 @@ func TestBlock(t *testing.T) {
 	ok(t, f.unpublish("a"))
 
 	ok(t, f.publishBlock("a", ro))
-	ok(t, f.publishBlock("b", ro))
+	// kubelet binds the publication once more and remounts its copy read-write.
+	// That opens nothing, and does not stop the next pod nor a repetition.
+	kubelet := f.target("kubelet")
+	ok(t, os.WriteFile(kubelet, nil, 0o600))
+	ok(t, unix.Mount(f.target("a"), kubelet, "", unix.MS_BIND, ""))
+	ok(t, unix.Mount("", kubelet, "", unix.MS_BIND|unix.MS_REMOUNT, ""))
+	for range 2 {
+		ok(t, f.publishBlock("a", ro))
+		ok(t, f.publishBlock("b", ro))
+	}
+	wantKind(t, f.publishBlock("c", nil), KindPrecondition, "cannot be both")
 	if err := try(); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing to the device published read-only: %v", err)
 	}
+	ok(t, unix.Unmount(kubelet, 0))
+	ok(t, os.Remove(kubelet))
 	ok(t, f.unpublish("a"))
 	if try() == nil {
 		t.Error("writable while a read-only publication is left")
 	}
+	// Somebody else cleared the flag: repeating the publication sets it again.
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(t, err)
+	ok(t, d.setReadOnly(false))
+	d.close()
+	ok(t, f.publishBlock("b", ro))
+	if try() == nil {
+		t.Error("writable after the read-only publication was repeated")
+	}
 	ok(t, f.unpublish("b"))
 	ok(t, try())
 	ok(t, f.unpublish("b"))
+
+	// What could not be published leaves no flag.
+	ok(t, os.Mkdir(f.target("dir"), 0o700))
+	wantKind(t, f.publishBlock("dir", ro), KindConflict)
+	ok(t, os.Remove(f.target("dir")))
+	ok(t, try())
 	if left, _ := os.ReadDir(f.pods); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+func (f *fixture) refusesWrites() bool {
+	f.t.Helper()
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(f.t, err)
+	defer d.close()
+	flag, err := d.readOnly()
+	ok(f.t, err)
+	return flag
+}
+
+// Read-only and read-write publications of one device at once: whatever succeeds,
+// the device refuses writes exactly while read-only ones are there.
+func TestBlockInParallel(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	for i := range 100 {
+		var wg sync.WaitGroup
+		var errs [2]error
+		for j, readOnly := range []bool{false, true} {
+			wg.Go(func() {
+				errs[j] = f.publishBlock(fmt.Sprint(j), func(r *BlockPublish) { r.ReadOnly = readOnly })
+			})
+		}
+		wg.Wait()
+		if (errs[0] == nil) == (errs[1] == nil) {
+			t.Fatalf("round %d: read-write %v, read-only %v; want one of them refused", i, errs[0], errs[1])
+		}
+		if f.refusesWrites() != (errs[1] == nil) {
+			t.Fatalf("round %d: the device refuses writes: %v, published read-only: %v", i, f.refusesWrites(), errs[1] == nil)
+		}
+		// One read-only publication goes while another one comes.
+		ok(t, f.unpublish("0"))
+		ok(t, f.unpublish("1"))
+		readOnly := func(r *BlockPublish) { r.ReadOnly = true }
+		ok(t, f.publishBlock("0", readOnly))
+		wg.Go(func() { errs[0] = f.unpublish("0") })
+		wg.Go(func() { errs[1] = f.publishBlock("1", readOnly) })
+		wg.Wait()
+		ok(t, errors.Join(errs[:]...))
+		if !f.refusesWrites() {
+			t.Fatalf("round %d: published read-only, and writable", i)
+		}
+		ok(t, f.unpublish("1"))
+		if f.refusesWrites() {
+			t.Fatalf("round %d: the flag outlives the last publication", i)
+		}
+	}
+}
+
+// After a restart in a container with a /dev of its own, the publications are
+// recognised by the device they show.
+func TestBlockPublishedFromAnotherDev(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	dev := t.TempDir()
+	ok(t, unix.Mount("tmpfs", dev, "tmpfs", 0, ""))
+	node := dev + "/disk"
+	ok(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(f.dev.Rdev)))
+	elsewhere := func(r *BlockPublish) { r.Device.Path = node }
+	ok(t, f.publishBlock("a", elsewhere))
+	ok(t, unix.Unmount(dev, unix.MNT_DETACH))
+	ok(t, f.publishBlock("a", nil))
+	wantKind(t, f.publishBlock("b", func(r *BlockPublish) { r.Exclusive = true }), KindPrecondition, f.target("a"))
+	if at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path}); err != nil || len(at) != 1 {
+		t.Errorf("mounted at %v, %v; want only %s", at, err, f.target("a"))
 	}
 }
 
@@ -498,7 +597,7 @@ func TestExpand(t *testing.T) {
 		ok(t, f.publish("p", nil))
 		f.resize(640 * mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 641 * mib})
-		wantKind(t, err, KindOutOfRange)
+		wantKind(t, err, KindUncertain, "has not grown yet")
 		for range 2 {
 			got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 640 * mib})
 			if err != nil || got != 640*mib {
@@ -579,6 +678,150 @@ func TestFreshExt4IsFull(t *testing.T) {
 	}
 }
 
+// A call that joined another one's work did none of its own: when its caller gives
+// up just then, it must not report that as success.
+func TestJoinedWorkIsNotOurs(t *testing.T) {
+	n, err := New(Config{})
+	ok(t, err)
+	for range 200 {
+		ctx, cancel := context.WithCancel(t.Context())
+		first, finish := make(chan struct{}), make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			ok(t, n.run(t.Context(), "publish", "v", "/p", func() error {
+				close(first)
+				<-finish
+				return nil
+			}))
+		})
+		<-first
+		ran := false
+		var got error
+		wg.Go(func() {
+			got = n.run(ctx, "unpublish", "v", "/p", func() error { ran = true; return nil })
+		})
+		wg.Go(cancel)
+		close(finish)
+		wg.Wait()
+		if got == nil && !ran {
+			t.Fatal("success without having done anything")
+		}
+	}
+}
+
+// What the probe cannot rule out is ruled out before mounting.
+func TestStageRefusesDamage(t *testing.T) {
+	t.Run("device smaller than its file system", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		f.mustStage("ext4")
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		f.resize(48 * mib)
+		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "too small")
+	})
+	t.Run("xfs whose mkfs was cut off", func(t *testing.T) {
+		f := newFixture(t, 320*mib)
+		f.mustStage("xfs")
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		f.poke(126, 1) // sb_inprogress
+		wantKind(t, f.stage(f.stageRequest("xfs")), KindPrecondition, "did not come to its end")
+	})
+	t.Run("ext4 that e2fsck cannot repair", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		f.mustStage("ext4")
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		f.poke(1024+0x3a, 2) // s_state: errors were found
+		fake := t.TempDir()  // e2fsck -p repairs nearly everything: let it say 4 | 1
+		ok(t, os.WriteFile(fake+"/e2fsck", []byte("#!/bin/sh\nexit 5\n"), 0o755))
+		t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
+		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "exit status 5")
+	})
+	t.Run("ext4 with errors is repaired", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		f.mustStage("ext4")
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		_, _, err := f.node.command(0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
+		ok(t, err)
+		f.mustStage("ext4")
+		d, err := openDevice(Device{Path: f.dev.Path})
+		ok(t, err)
+		defer d.close()
+		if found, err := d.probe(); err != nil || !found.Clean {
+			t.Errorf("%+v, %v", found, err)
+		}
+	})
+}
+
+// poke writes one byte to the device.
+func (f *fixture) poke(off int64, b byte) {
+	f.t.Helper()
+	d, err := os.OpenFile(f.dev.Path, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = d.WriteAt([]byte{b}, off)
+		err = errors.Join(err, d.Sync(), d.Close())
+	}
+	ok(f.t, err)
+}
+
+// A failure to grow undoes the mount of this call, and leaves that of an earlier
+// one under a code that makes the CO come back.
+func TestFailureToGrow(t *testing.T) {
+	f := newFixture(t, 320*mib)
+	f.mustStage("xfs")
+	path := os.Getenv("PATH")
+	fake := t.TempDir()
+	ok(t, os.WriteFile(fake+"/xfs_growfs", []byte("#!/bin/sh\nexit 1\n"), 0o755))
+	t.Setenv("PATH", fake+":"+path)
+	f.resize(640 * mib)
+	wantKind(t, f.stage(f.stageRequest("xfs")), KindUncertain, "xfs_growfs")
+	if n := len(f.mounts(f.staging)); n != 1 {
+		t.Fatalf("%d mounts at the staging path, want that of the first call", n)
+	}
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	if err := f.stage(f.stageRequest("xfs")); err == nil {
+		t.Fatal("staged without growing")
+	}
+	if n := len(f.mounts(f.staging)); n != 0 {
+		t.Errorf("%d mounts at the staging path after a failure, want none", n)
+	}
+	t.Setenv("PATH", path)
+	f.mustStage("xfs")
+}
+
+func TestReadOnlyStage(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	r := f.stageRequest("ext4")
+	r.ReadOnly = true
+	ok(t, f.stage(r))
+	wantKind(t, f.publish("p", nil), KindPrecondition, "staged read-only")
+	ok(t, f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true }))
+	if m := f.mounts(f.staging)[0]; !m.SuperReadOnly() || !m.MountReadOnly() {
+		t.Errorf("staged read-only as %+v", m)
+	}
+}
+
+// A staging path that shows a part of the volume must not be published.
+func TestPublishNeedsTheRoot(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	ok(t, os.Mkdir(f.staging+"/sub", 0o700))
+	other := t.TempDir()
+	ok(t, unix.Mount(f.staging+"/sub", other, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { ok(t, unix.Unmount(other, 0)) })
+	err := f.publish("p", func(r *FilesystemPublish) { r.StagingTargetPath = other })
+	wantKind(t, err, KindPrecondition, "/sub")
+}
+
+// A file system that made itself read-only after an error is not the CO's mistake.
+func TestStageAfterFilesystemError(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_BIND, "")) // the mount itself stays read-write
+	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "read-only after an error")
+}
+
 // A call whose caller gives up goes on, is listed, and is joined by the retry.
 func TestWorkOutlivesItsCaller(t *testing.T) {
 	f := newFixture(t, 64*mib)
@@ -596,7 +839,8 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error)
 	go func() { errs <- f.node.PublishFilesystem(ctx, inside) }()
-	for len(f.node.Inspect()) == 0 { // it is listed before it can hang
+	listed := func(c blocking.Call) bool { return c.Key == inside.TargetPath }
+	for !slices.ContainsFunc(f.node.Inspect(), listed) { // it is listed before it can hang
 		runtime.Gosched()
 	}
 	cancel()
@@ -605,8 +849,8 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	if !errors.As(err, &parked) {
 		t.Fatalf("error is %v, want one with Pending", err)
 	}
-	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Canceled {
-		t.Errorf("code is %v", code)
+	if code := status.Code(err); code != codes.DeadlineExceeded {
+		t.Errorf("code is %v, want DEADLINE_EXCEEDED", code)
 	}
 	if calls := f.node.Inspect(); len(calls) != 1 || calls[0].Key != inside.TargetPath {
 		t.Errorf("Inspect lists %+v, want %s", calls, inside.TargetPath)

@@ -27,9 +27,13 @@ type FilesystemStage struct {
 // that is proven blank is formatted first; a file system that is smaller than its
 // device is grown (before or after mounting, as its type needs it).
 //
-// It is idempotent, also after a crash at any point: whatever is done already is
-// found and checked. On an error nothing is mounted by this call. What else is
-// mounted at the path is KindConflict; a device that holds another file system,
+// It is idempotent, also after the process was killed at any point: whatever is
+// done already is found and checked. (A mkfs that was killed as well, as by a power
+// failure, may leave a device that is neither blank nor a file system: that is
+// KindPrecondition, for an operator to decide.) On an error nothing is mounted by
+// this call. What else is mounted at the path is KindConflict, but for options of
+// the file system, which the kernel prints in words of its own and which are not
+// compared; a device that holds another file system,
 // or something that is not known, is KindPrecondition; a device that somebody
 // else holds open, such as the mkfs of an earlier call whose process was killed,
 // is KindBusy.

@@ -30,27 +30,23 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 	readOnly := opts.Attr&mountapi.ReadOnly != 0
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
+		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
+			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
+		}
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("something else is staged there", diff)
 		}
-		return n.growStaged(r, target, dev, readOnly) // an earlier call may have ended before it
+		// An earlier call may have ended before it. A final code would make the CO
+		// forget the mount, which stays.
+		if err := n.growStaged(r, target, dev, readOnly); err != nil {
+			return &fault{kind: KindUncertain, err: err}
+		}
+		return nil
 	}
 	if err := n.prepare(r, dev, readOnly); err != nil {
 		return err
 	}
-	opts.Data = append(slices.Clone(filesystems[r.FSType].data), opts.Data...)
-	tree, err := mountapi.NewTree(r.FSType, dev.path, opts)
-	if err != nil {
-		return mountFault(err)
-	}
-	defer tree.Close()
-	// The path was resolved to a device twice, by us and by the kernel.
-	if root, err := tree.Root(); err != nil {
-		return err
-	} else if root.Major != dev.major || root.Minor != dev.minor {
-		return faultf(KindPrecondition, "%s became another device while it was mounted", dev.path)
-	}
-	if err := tree.Attach(target); err != nil {
+	if err := mountDevice(dev, target, r.FSType, opts); err != nil {
 		return err
 	}
 	if err := n.growStaged(r, target, dev, readOnly); err != nil {
@@ -60,6 +56,25 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 		return err
 	}
 	return nil
+}
+
+// mountDevice mounts the device's file system on target, or nothing.
+func mountDevice(dev *device, target, fsType string, opts mountapi.Options) error {
+	opts.Data = append(slices.Clone(filesystems[fsType].data), opts.Data...)
+	tree, err := mountapi.NewTree(fsType, dev.path, opts)
+	if err != nil {
+		return mountFault(err)
+	}
+	defer tree.Close() // before anything is undone: it keeps the mount busy
+	// The path was resolved to a device twice, by us and by the kernel.
+	root, err := tree.Root()
+	if err != nil {
+		return err
+	}
+	if root.Major != dev.major || root.Minor != dev.minor {
+		return faultf(KindPrecondition, "%s became another device while it was mounted", dev.path)
+	}
+	return tree.Attach(target)
 }
 
 // growStaged grows what grows only while it is mounted. ext4 was grown before,
@@ -207,7 +222,7 @@ func (n *Node) unstage(stagingTargetPath string) error {
 		return nil
 	}
 	for _, m := range on {
-		if others := table.elsewhere(m, "", target); len(others) > 0 {
+		if others := table.elsewhere(m, target); len(others) > 0 {
 			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
+	"golang.org/x/sys/unix"
 )
 
 // table is the mount table at one moment.
@@ -23,16 +24,17 @@ func readTable() (table, error) {
 	return t, nil
 }
 
-// at returns what is mounted on the path, the top last. Neighbours that show the
-// same count as one: where kubelet's directory is itself a shared bind mount,
-// every mount below it is listed twice and one umount removes both.
+// at returns what is mounted on the path, the top last. Where kubelet's directory
+// is itself a shared bind mount, every mount below it is listed twice, on two
+// parents, and one umount removes both: they count as one. In a stack, the lower
+// mount is the parent of the upper one.
 func (t table) at(p string) []mountapi.Mount {
 	var on []mountapi.Mount
 	for _, m := range t {
 		if m.MountPoint != p {
 			continue
 		}
-		if len(on) > 0 && on[len(on)-1].SameDevice(m) && on[len(on)-1].Root == m.Root {
+		if n := len(on); n > 0 && on[n-1].ID != m.ParentID && on[n-1].SameDevice(m) && on[n-1].Root == m.Root {
 			continue
 		}
 		on = append(on, m)
@@ -52,19 +54,24 @@ func (t table) location(m mountapi.Mount) string {
 	return m.MountPoint
 }
 
-// elsewhere returns the other mounts that show what m shows (the same device,
-// and where root is not empty the same root), those at the given paths and their
-// propagated copies excepted.
-func (t table) elsewhere(m mountapi.Mount, root string, except ...string) []mountapi.Mount {
+// locations are where the mounts at the paths lie.
+func (t table) locations(paths []string) []string {
 	var known []string
-	for _, o := range t {
-		if slices.Contains(except, o.MountPoint) {
-			known = append(known, t.location(o))
+	for _, m := range t {
+		if slices.Contains(paths, m.MountPoint) {
+			known = append(known, t.location(m))
 		}
 	}
+	return known
+}
+
+// elsewhere returns the other mounts of the file system that m shows, those at
+// the given paths and their propagated copies excepted.
+func (t table) elsewhere(m mountapi.Mount, except ...string) []mountapi.Mount {
+	known := t.locations(except)
 	var others []mountapi.Mount
 	for _, o := range t {
-		if o.SameDevice(m) && (root == "" || o.Root == root) && !slices.Contains(known, t.location(o)) {
+		if o.SameDevice(m) && !slices.Contains(known, t.location(o)) {
 			others = append(others, o)
 		}
 	}
@@ -91,12 +98,36 @@ func (n *Node) mountedDevice(d Device) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	node, err := t.file(dev.path)
-	if err != nil {
-		return nil, err
-	}
 	asFilesystem := mountapi.Mount{Major: dev.major, Minor: dev.minor}
-	return mountPoints(append(t.elsewhere(asFilesystem, ""), t.elsewhere(node, node.Root)...)), nil
+	return mountPoints(append(t.elsewhere(asFilesystem), t.nodes(dev)...)), nil
+}
+
+// nodes returns the mounts that show the device's node, but for those at the
+// given paths and their propagated copies. They are told by the device number of
+// what is there: after a restart in a container with a /dev of its own, the same
+// device's node lies in another file system. Looking there cannot hang, these are
+// files in memory.
+func (t table) nodes(dev *device, except ...string) []mountapi.Mount {
+	known := t.locations(except)
+	var nodes []mountapi.Mount
+	for _, m := range t {
+		if isNode(m, dev) && !slices.Contains(known, t.location(m)) {
+			nodes = append(nodes, m)
+		}
+	}
+	return nodes
+}
+
+func isNode(m mountapi.Mount, dev *device) bool {
+	if m.Root == "/" || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") {
+		return false
+	}
+	var st unix.Stat_t
+	if err := unix.Lstat(m.MountPoint, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return false
+	}
+	rdev := uint64(st.Rdev)
+	return unix.Major(rdev) == dev.major && unix.Minor(rdev) == dev.minor
 }
 
 // wanted is what ought to be mounted at a path.
@@ -121,11 +152,19 @@ func (w wanted) compare(on []mountapi.Mount) []Difference {
 	add("root in the file system", w.root, m.Root)
 	add("file system type", w.fsType, m.FSType)
 	add("access", access(w.attr&mountapi.ReadOnly != 0), access(m.ReadOnly()))
-	if missing := w.attr &^ m.MountAttr() &^ mountapi.ReadOnly; missing != 0 {
+	have := m.MountAttr()
+	if missing := w.attr &^ have &^ mountapi.ReadOnly; missing != 0 {
 		diff = append(diff, Difference{"mount flag " + missing.String(), "set", "not set"})
+	}
+	// Those that keep a pod from something; how access times are kept is not worth a conflict.
+	const restricting = mountapi.NoSuid | mountapi.NoDev | mountapi.NoExec | mountapi.NoSymFollow
+	if surplus := have &^ w.attr & restricting; surplus != 0 {
+		diff = append(diff, Difference{"mount flag " + surplus.String(), "not set", "set"})
 	}
 	return diff
 }
+
+func (w wanted) sameDevice(m mountapi.Mount) bool { return w.major == m.Major && w.minor == m.Minor }
 
 func access(readOnly bool) string {
 	if readOnly {

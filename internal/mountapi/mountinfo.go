@@ -22,9 +22,14 @@ type Mount struct {
 
 // ReadOnly reports whether writes through this mount are refused, be it by the
 // mount or by the superblock below it.
-func (m Mount) ReadOnly() bool {
-	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
-}
+func (m Mount) ReadOnly() bool { return m.MountReadOnly() || m.SuperReadOnly() }
+
+// MountReadOnly is ReadOnly as far as it is due to this mount.
+func (m Mount) MountReadOnly() bool { return hasOption(m.Options, "ro") }
+
+// SuperReadOnly is ReadOnly as far as it is due to the file system, which may have
+// made itself so after an error.
+func (m Mount) SuperReadOnly() bool { return hasOption(m.SuperOptions, "ro") }
 
 // SameDevice reports whether both show the same file system instance.
 func (m Mount) SameDevice(o Mount) bool { return m.Major == o.Major && m.Minor == o.Minor }
