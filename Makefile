@@ -18,7 +18,7 @@ demo: ## walk a real driver from CreateVolume to two pods and back (root)
 .PHONY: test
 test: ## every test that this machine can run; as root that is all of them
 	@hack/tools.sh test
-	$(GO) test $(RACE) ./...
+	$(GO) test $(RACE) -timeout 20m ./...
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)

@@ -204,6 +204,7 @@ func adopt(dev *os.File, c config, image *os.File) (*Device, error) {
 		if err := unix.IoctlLoopSetStatus64(int(dev.Fd()), info); err != nil {
 			return nil, fmt.Errorf("revoke the pending detach of %s: %w", d.Path, err)
 		}
+		d.Detaching = false
 	}
 	stat, err := image.Stat()
 	if err != nil {

@@ -154,6 +154,7 @@ func inspect(dev *os.File) (*Device, *unix.LoopInfo64, error) {
 		BackingDev:   info.Device,
 		BackingInode: info.Inode,
 		Deleted:      deleted,
+		Detaching:    info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
 		ReadOnly:     readOnly != 0,
 		DirectIO:     info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
 		Size:         size,

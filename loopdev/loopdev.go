@@ -47,6 +47,10 @@ type Device struct {
 	BackingInode uint64
 	Deleted      bool // the image has no name any more
 
+	// Detaching says that a Detach found the device open and the kernel releases it
+	// at the last close. Such a device must not be handed out; Attach revokes it.
+	Detaching bool
+
 	ReadOnly bool  // the device refuses writes
 	DirectIO bool  // reads and writes bypass the page cache of the image
 	Size     int64 // bytes

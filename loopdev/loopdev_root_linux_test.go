@@ -356,8 +356,14 @@ func TestAttachRevokesPendingDetach(t *testing.T) {
 	if err := d.Detach(t.Context()); !errors.Is(err, loopdev.ErrBusy) {
 		t.Fatalf("Detach while open: %v", err)
 	}
+	if found, err := loopdev.Find(d.Backing); err != nil || !found.Detaching {
+		t.Errorf("found while the detach is pending: %+v, %v", found, err)
+	}
 	again, err := loopdev.Attach(t.Context(), d.Backing)
 	must(t, err)
+	if again.Detaching {
+		t.Error("attached again, and still detaching")
+	}
 	if again.Path != d.Path {
 		t.Errorf("attached again as %s, first %s", again.Path, d.Path)
 	}

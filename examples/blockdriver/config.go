@@ -61,15 +61,6 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
 	fs.StringVar(&c.logFormat, "log-format", "text", "text or json")
 
-	// The environment first, so that flags override it.
-	var bad error
-	fs.VisitAll(func(f *flag.Flag) {
-		if v := getenv(envName(f.Name)); v != "" && bad == nil {
-			if err := fs.Set(f.Name, v); err != nil {
-				bad = fmt.Errorf("%s=%q: %w", envName(f.Name), v, err)
-			}
-		}
-	})
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(out, usage)
 		fs.VisitAll(func(f *flag.Flag) {
@@ -84,6 +75,18 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	} else if err != nil {
 		return c, err
 	}
+	given := map[string]bool{}
+	fs.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	var bad error
+	fs.VisitAll(func(f *flag.Flag) {
+		v := getenv(envName(f.Name))
+		if v == "" || given[f.Name] || bad != nil {
+			return
+		}
+		if err := fs.Set(f.Name, v); err != nil {
+			bad = fmt.Errorf("%s=%q: %w", envName(f.Name), v, err)
+		}
+	})
 	if bad != nil {
 		return c, bad
 	}

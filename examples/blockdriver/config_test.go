@@ -15,11 +15,16 @@ func TestConfig(t *testing.T) {
 		"CSI_ENDPOINT": "unix:///env.sock", "CSIKIT_POOL": "/env", "CSIKIT_NODE_ID": "env",
 		"CSIKIT_LOG_LEVEL": "debug", "CSIKIT_DRAIN_TIMEOUT": "5s", "CSIKIT_MAX_VOLUMES": "7",
 	}
-	c, err := parseConfig([]string{"-node-id", "flag", "-mode=node"}, func(k string) string { return env[k] }, nil)
+	args := []string{"-node-id", "flag", "-mode=node"}
+	c, err := parseConfig(args, func(k string) string { return env[k] }, nil)
 	want := config{endpoint: "unix:///env.sock", mode: "node", pool: "/env", nodeID: "flag", driverName: "block.csikit.dev",
 		maxVolumes: 7, drainTimeout: 5 * time.Second, logLevel: slog.LevelDebug, logFormat: "text"}
 	if err != nil || c != want {
 		t.Errorf("config is %+v (%v), want %+v", c, err, want)
+	}
+	env["CSIKIT_MAX_VOLUMES"] = "many" // overridden, so it does not matter
+	if _, err := parseConfig(append(args, "-max-volumes=7"), func(k string) string { return env[k] }, nil); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/loopdev"
@@ -57,7 +58,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	if err != nil {
 		return nil, err
 	}
-	dev, attachedNow, err := attach(ctx, image)
+	dev, err := attach(ctx, image)
 	if err != nil {
 		return nil, err
 	}
@@ -71,15 +72,16 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 		StagingTargetPath: req.GetStagingTargetPath(),
 		FSType:            vol.AccessType,
 		MountFlags:        mount.GetMountFlags(),
-		ReadOnly:          readOnly(req.GetVolumeCapability()),
+		ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
 		Prezeroed:         true, // a sparse file reads as zeros
 	})
 	if err != nil {
-		// After a final error the CO does not unstage, so what this call attached
-		// goes again; unless the work is still under way, then the retry needs it.
+		// After a final error the CO does not unstage, so a loop device that nothing
+		// uses goes, whichever call attached it; unless the work is still under
+		// way, then the retry needs it.
 		var parked interface{ Pending() <-chan struct{} }
-		if attachedNow && !errors.As(err, &parked) {
-			if undo := n.detach(ctx, image); undo != nil {
+		if !errors.As(err, &parked) {
+			if undo := n.detachUnused(ctx, image); undo != nil {
 				return nil, status.Errorf(codes.Unavailable, "%v; and the loop device stays: %v", err, undo)
 			}
 		}
@@ -97,6 +99,8 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	if err := n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
+	// nodeops.Unstage answers for file systems; a raw block publication shows at
+	// the device alone.
 	if err := n.detach(ctx, image); err != nil {
 		return nil, err
 	}
@@ -112,11 +116,11 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if err != nil {
 		return nil, err
 	}
-	if dev == nil {
+	if dev == nil || dev.Detaching {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s has no loop device on this node: stage it first", vol.ID)
 	}
 	device := nodeops.Device{Path: dev.Path}
-	ro := req.GetReadonly() || readOnly(req.GetVolumeCapability())
+	ro := req.GetReadonly() || readOnly(vol, req.GetVolumeCapability())
 	once := exclusive(req.GetVolumeCapability())
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.PublishFilesystem(ctx, nodeops.FilesystemPublish{
@@ -164,6 +168,9 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 	if err != nil {
 		return nil, err
 	}
+	if required := req.GetCapacityRange().GetRequiredBytes(); required > vol.CapacityBytes {
+		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, %d are required: ControllerExpandVolume comes first", vol.ID, vol.CapacityBytes, required)
+	}
 	image, err := n.volumes.ImagePath(vol.ID)
 	if err != nil {
 		return nil, err
@@ -173,7 +180,7 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 		return nil, err
 	}
 	if dev == nil {
-		return nil, status.Errorf(codes.NotFound, "volume %s is not staged on this node", vol.ID)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is not staged on this node", vol.ID)
 	}
 	if _, err := dev.Resize(); err != nil {
 		return nil, uncertain(err)
@@ -208,76 +215,90 @@ func (n *nodeServer) attached(volumeID string, c *csi.VolumeCapability) (Volume,
 	return vol, image, err
 }
 
-// attach makes the image a loop device and tells whether it was none before. A
-// device that is there already only learns the image's size: it may be published
-// read-only, which loopdev.Attach would end.
-func attach(ctx context.Context, image string) (dev *loopdev.Device, now bool, err error) {
-	if dev, err = findLoop(image); err != nil {
-		return nil, false, err
+// attach makes the image a loop device. One that is there already only learns the
+// image's size: it may be published read-only, which loopdev.Attach would end.
+func attach(ctx context.Context, image string) (*loopdev.Device, error) {
+	dev, err := findLoop(image)
+	if err != nil {
+		return nil, err
 	}
-	if dev == nil {
-		if dev, err = loopdev.Attach(ctx, image); err != nil {
-			return nil, false, uncertain(err)
-		}
-		return dev, true, nil
+	if dev == nil || dev.Detaching {
+		dev, err = loopdev.Attach(ctx, image)
+	} else {
+		_, err = dev.Resize()
 	}
-	if _, err := dev.Resize(); err != nil {
-		return nil, false, uncertain(err)
+	if err != nil {
+		return nil, uncertain(err)
 	}
-	return dev, false, nil
+	return dev, nil
 }
 
-// detach takes the loop device from the image, if it has one and nothing uses it.
-func (n *nodeServer) detach(ctx context.Context, image string) error {
-	dev, err := findLoop(image)
-	if err != nil || dev == nil {
-		return err
+// findLoop returns the image's loop device, nil if it has none.
+func findLoop(image string) (*loopdev.Device, error) {
+	dev, err := loopdev.Find(image)
+	if errors.Is(err, loopdev.ErrNotAttached) || errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	// A raw block publication does not keep the device open: the kernel would
-	// let it go while a pod has it.
-	at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
+	if err != nil {
+		return nil, uncertain(err)
+	}
+	return dev, nil
+}
+
+// detach takes the loop device from the image, if it has one, and those of its
+// predecessors that were deleted while attached. A device that is still mounted
+// or published is an error: a raw block publication does not keep the device open,
+// so the kernel would let it go while a pod has it.
+func (n *nodeServer) detach(ctx context.Context, image string) error {
+	all, err := loopsOf(image)
 	if err != nil {
 		return err
 	}
-	if len(at) > 0 {
-		return status.Errorf(codes.FailedPrecondition, "%s is still published at %v: unpublish it first", dev.Path, at)
-	}
-	if err := dev.Detach(ctx); err != nil {
-		return uncertain(err)
+	for _, dev := range all {
+		at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
+		if err != nil {
+			return err
+		}
+		if len(at) > 0 {
+			return status.Errorf(codes.FailedPrecondition, "%s is still published at %v: unpublish it first", dev.Path, at)
+		}
+		if err := dev.Detach(ctx); err != nil {
+			return uncertain(err)
+		}
 	}
 	return nil
 }
 
-// findLoop returns the image's loop device, nil if it has none. An image that was
-// deleted while it was attached is found by its name.
-func findLoop(image string) (*loopdev.Device, error) {
-	dev, err := loopdev.Find(image)
-	switch {
-	case err == nil:
-		return dev, nil
-	case errors.Is(err, loopdev.ErrNotAttached):
-		return nil, nil
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, uncertain(err)
+// detachUnused is detach for a device that may rightly be in use.
+func (n *nodeServer) detachUnused(ctx context.Context, image string) error {
+	err := n.detach(ctx, image)
+	if status.Code(err) == codes.FailedPrecondition {
+		return nil
 	}
+	return err
+}
+
+func loopsOf(image string) ([]loopdev.Device, error) {
 	all, err := loopdev.List()
 	if err != nil {
 		return nil, uncertain(err)
 	}
-	for _, d := range all {
-		if d.Deleted && d.Backing == image {
-			return &d, nil
-		}
+	all = slices.DeleteFunc(all, func(d loopdev.Device) bool { return !d.Deleted || d.Backing != image })
+	dev, err := findLoop(image)
+	if dev != nil {
+		all = append(all, *dev)
 	}
-	return nil, nil
+	return all, err
 }
 
 // uncertain makes a failure of the loop device layer one that the CO repeats: it
 // must not forget a volume whose device may be attached.
 func uncertain(err error) error { return status.Error(codes.Unavailable, err.Error()) }
 
-func readOnly(c *csi.VolumeCapability) bool {
-	return c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+// readOnly: the controller was told so when it attached the volume
+// (PUBLISH_READONLY), or the access mode says it.
+func readOnly(vol Volume, c *csi.VolumeCapability) bool {
+	return vol.Attachment.ReadOnly || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 }
 
 // exclusive: of the modes offered only SINGLE_NODE_MULTI_WRITER lets a volume be

@@ -30,9 +30,12 @@ func TestSanity(t *testing.T) {
 		cfg.TestNodeVolumeAttachLimit = true
 		ginkgo.Describe(accessType, func() { sanity.GinkgoTest(&cfg) })
 	}
-	ran, skipped := 0, map[string]int{}
+	passed, skipped := 0, map[string]int{}
 	ginkgo.ReportAfterEach(func(r ginkgo.SpecReport) {
-		if ran++; r.Failure.Message != "" && r.State.String() == "skipped" {
+		switch r.State.String() {
+		case "passed":
+			passed++
+		case "skipped":
 			skipped[r.Failure.Message]++
 		}
 	})
@@ -44,7 +47,9 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	t.Logf("%d specs ran for two access types, of them skipped for capabilities not offered: %v", ran, skipped)
+	if want := 2 * 58; passed != want {
+		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
+	}
 }
 
 // notOffered says how many specs csi-sanity skips for both access types together,

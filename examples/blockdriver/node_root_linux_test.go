@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// newServedVolume is a volume of a driver that runs in this process, created and
+// attached.
+func newServedVolume(t *testing.T, fsType string, size int64) *crashVolume {
+	t.Helper()
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	w := newCrashVolume(t, fsType, size)
+	startInProcess(t, w.dir)
+	t.Cleanup(w.close)
+	must(t, w.create())
+	must(t, w.attach())
+	return w
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func refused(t *testing.T, err error, code codes.Code, words string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(err.Error(), words) {
+		t.Fatalf("answer is %v, want %v with %q", err, code, words)
+	}
+}
+
+func (w *crashVolume) image() string { return filepath.Join(w.dir, "pool", "volumes", w.id+".img") }
+
+// PUBLISH_READONLY: the controller's word is kept on the node.
+func TestAttachedReadOnly(t *testing.T) {
+	attachReadOnly := func(w *crashVolume) {
+		t.Helper()
+		must(t, w.detach())
+		_, err := w.controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+			VolumeId: w.id, NodeId: "node", VolumeCapability: w.capability(), Readonly: true,
+		})
+		must(t, err)
+	}
+	t.Run("ext4", func(t *testing.T) {
+		w := newServedVolume(t, "ext4", 64<<20)
+		attachReadOnly(w)
+		refused(t, w.stage(), codes.FailedPrecondition, "is blank")
+		if d := w.loops(); len(d) > 0 {
+			t.Errorf("the loop device stays: %v", d)
+		}
+		must(t, w.detach())
+		must(t, w.attach())
+		must(t, w.stage())
+		must(t, w.publish("a", false))
+		must(t, w.write())
+		must(t, w.unpublish("a"))
+		must(t, w.unstage())
+		attachReadOnly(w)
+		must(t, w.stage())
+		must(t, w.publish("a", false))
+		must(t, w.check("a"))
+		if err := os.WriteFile(w.target("a")+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
+			t.Errorf("writing to a volume attached read-only: %v, want EROFS", err)
+		}
+	})
+	t.Run("block", func(t *testing.T) {
+		w := newServedVolume(t, "", 16<<20)
+		attachReadOnly(w)
+		must(t, w.stage())
+		must(t, w.publish("a", false))
+		if err := w.write(); err == nil {
+			t.Error("a block volume attached read-only was written")
+		}
+		must(t, w.unpublish("a"))
+		must(t, w.unstage())
+	})
+}
+
+// A process keeps the device open over an unstage. When it closes it, the device
+// must not vanish under a pod that got the volume meanwhile.
+func TestStageRevokesAPendingDetach(t *testing.T) {
+	w := newServedVolume(t, "", 16<<20)
+	must(t, w.stage())
+	dev, err := loopdev.Find(w.image())
+	must(t, err)
+	holder, err := os.Open(dev.Path)
+	must(t, err)
+	defer holder.Close()
+	refused(t, w.unstage(), codes.Unavailable, "in use")
+	refused(t, w.publish("a", false), codes.FailedPrecondition, "stage it first")
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	must(t, holder.Close())
+	if dev, err := loopdev.Find(w.image()); err != nil || dev.Detaching {
+		t.Fatalf("under a published volume: %+v, %v", dev, err)
+	}
+	must(t, w.write())
+	refused(t, w.unstage(), codes.FailedPrecondition, w.target("a"))
+	must(t, w.unpublish("a"))
+	must(t, w.unstage())
+}
+
+// After a final error the CO does not unstage: the loop device goes, also one that
+// a killed predecessor attached.
+func TestFailedStageLeavesNoLoopDevice(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	f, err := os.OpenFile(w.image(), os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("precious"), 0)
+	must(t, errors.Join(err, f.Close()))
+	for _, attached := range []bool{false, true} {
+		if attached {
+			_, err := loopdev.Attach(t.Context(), w.image())
+			must(t, err)
+		}
+		refused(t, w.stage(), codes.FailedPrecondition, "unknown kind")
+		if d := w.loops(); len(d) > 0 {
+			t.Fatalf("the loop device stays: %v", d)
+		}
+	}
+}
+
+// The image is gone, and another one stands at its path: unstage lets go of both.
+func TestUnstageOfADeletedImage(t *testing.T) {
+	w := newServedVolume(t, "", 16<<20)
+	must(t, w.stage())
+	must(t, os.Remove(w.image()))
+	must(t, os.WriteFile(w.image(), make([]byte, 4096), 0o600))
+	_, err := loopdev.Attach(context.Background(), w.image())
+	must(t, err)
+	if d := w.loops(); len(d) != 2 {
+		t.Fatalf("%d loop devices, the test needs 2: %v", len(d), d)
+	}
+	must(t, w.unstage())
+	if d := w.loops(); len(d) > 0 {
+		t.Errorf("loop devices stay: %v", d)
+	}
+}
+
+func TestExpandOnTheNode(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	refused(t, w.expandNode(), codes.OutOfRange, "ControllerExpandVolume comes first")
+	must(t, w.expand())
+	refused(t, w.expandNode(), codes.FailedPrecondition, "not staged")
+	// Expanded while detached from the node: the next stage grows the file system.
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	must(t, w.expandNode())
+	must(t, w.checkWritable("a"))
+}
