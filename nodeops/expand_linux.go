@@ -68,6 +68,11 @@ func (n *Node) growMounted(fsType, target string, dev *device) error {
 	if err != nil || full {
 		return err
 	}
+	if fsType == "ext4" {
+		if found, err := dev.probe(); err == nil && !found.Clean {
+			return faultf(KindPrecondition, "the file system has recorded errors: it is checked when the volume is staged the next time, and grows then")
+		}
+	}
 	m, err := mountedAt(target)
 	if err != nil {
 		return err

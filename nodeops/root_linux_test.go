@@ -361,7 +361,6 @@ func TestConflictsListTheDifferences(t *testing.T) {
 
 	ok(t, os.WriteFile(f.target("file"), []byte("x"), 0o600))
 	wantKind(t, f.publish("file", nil), KindConflict, "target is a file of 1 bytes, want a directory")
-	wantKind(t, f.publishBlock("file", nil), KindConflict, "want an empty file")
 	wantKind(t, f.unpublish("file"), KindPrecondition, "not deleted")
 	ok(t, os.Mkdir(f.target("dir"), 0o700))
 	f.write(f.target("dir")+"/precious", "data")
@@ -488,8 +487,11 @@ func TestBlock(t *testing.T) {
 
 	// What could not be published leaves no flag.
 	ok(t, os.Mkdir(f.target("dir"), 0o700))
-	wantKind(t, f.publishBlock("dir", ro), KindConflict)
+	wantKind(t, f.publishBlock("dir", ro), KindConflict, "want an empty file")
 	ok(t, os.Remove(f.target("dir")))
+	f.write(f.target("file"), "x")
+	wantKind(t, f.publishBlock("file", ro), KindConflict, "a file of 1 bytes, want an empty file")
+	ok(t, os.Remove(f.target("file")))
 	ok(t, try())
 	if left, _ := os.ReadDir(f.pods); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
@@ -583,7 +585,10 @@ func TestStats(t *testing.T) {
 		t.Errorf("inodes: %+v after one more file, before: %+v", s, before)
 	}
 	ok(t, f.unpublish("p"))
+	wantKind(t, f.publishBlock("p", nil), KindPrecondition, "mounted as a file system at "+f.staging)
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
 	ok(t, f.publishBlock("p", nil))
+	wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "raw block device at "+f.target("p"))
 	s, err = f.node.Stats(t.Context(), "v", f.target("p"))
 	if want := (Stats{Block: true, TotalBytes: 64 * mib}); err != nil || s != want {
 		t.Errorf("stats of a block volume are %+v (%v), want %+v", s, err, want)
@@ -622,6 +627,20 @@ func TestExpand(t *testing.T) {
 		}
 		wantKind(t, err, KindPrecondition, "CAP_SYS_RESOURCE", "staged the next time")
 		f.mustStage("ext4") // a running volume stages again all the same
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		f.mustStage("ext4")
+		s, err := f.node.Stats(t.Context(), "v", f.staging)
+		if err != nil || s.TotalBytes < 100*mib {
+			t.Errorf("after staging again the file system has %d bytes (%v)", s.TotalBytes, err)
+		}
+	})
+	t.Run("ext4 with errors", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		f.mustStage("ext4")
+		ok(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.dev.Path)+"/trigger_fs_error", []byte("test"), 0))
+		f.resize(128 * mib)
+		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
+		wantKind(t, err, KindPrecondition, "recorded errors")
 		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
 		f.mustStage("ext4")
 		s, err := f.node.Stats(t.Context(), "v", f.staging)
@@ -706,6 +725,18 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		if got == nil && !ran {
 			t.Fatal("success without having done anything")
 		}
+	}
+}
+
+// hetznercloud/csi-driver#1455: one device for two volumes after a reboot.
+func TestStageRefusesADeviceInUse(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	r := f.stageRequest("ext4")
+	r.VolumeID, r.StagingTargetPath = "other", t.TempDir()
+	wantKind(t, f.stage(r), KindPrecondition, "mounted at "+f.staging)
+	if len(f.mounts(r.StagingTargetPath)) > 0 {
+		t.Error("and was mounted all the same")
 	}
 }
 

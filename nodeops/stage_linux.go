@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/csikit/csikit/internal/mountapi"
@@ -42,6 +43,14 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 			return &fault{kind: KindUncertain, err: err}
 		}
 		return nil
+	}
+	// After a reboot, a stale /dev/disk/by-id link has given one device to two
+	// volumes (hetznercloud/csi-driver#1455).
+	if others := table.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
+		return faultf(KindPrecondition, "%s is mounted at %s already: it is another volume's device, or this volume was unmounted by hand while it was in use", dev.path, paths(others))
+	}
+	if others := table.nodes(dev); len(others) > 0 {
+		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
 	}
 	if err := n.prepare(r, dev, readOnly); err != nil {
 		return err
@@ -252,9 +261,13 @@ func mountFault(err error) error {
 	return fmt.Errorf("mount: %w", err)
 }
 
-func unmountFault(err error) error {
+func unmountFault(target string, err error) error {
 	if errors.Is(err, unix.EBUSY) {
-		return &fault{kind: KindBusy, err: fmt.Errorf("a process still uses it: %w", err)}
+		who := "a process, perhaps in another mount namespace,"
+		if pids := users(target); len(pids) > 0 {
+			who = "process " + strings.Join(pids, ", ")
+		}
+		return faultf(KindBusy, "%s still uses it: %w", who, err)
 	}
 	return &fault{kind: KindUncertain, err: err}
 }

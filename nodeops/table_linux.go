@@ -188,7 +188,7 @@ func unmountAll(p string) error {
 	for range 1000 {
 		more, err := mountapi.Unmount(p)
 		if err != nil {
-			return unmountFault(err)
+			return unmountFault(p, err)
 		}
 		if !more {
 			return nil

@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -142,7 +143,7 @@ func TestUnpublishBusy(t *testing.T) {
 	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	f, err := os.Create(target + "/open")
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, "a process still uses it")
+	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, fmt.Sprintf("process %d (", os.Getpid()))
 	f.Close()
 	ok(t, n.Unpublish(t.Context(), "v", target))
 }
