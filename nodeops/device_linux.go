@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
@@ -22,16 +23,35 @@ type device struct {
 	size         int64
 }
 
+// errNoDevice says that there is no such device, or not yet.
+var errNoDevice = errors.New("is not there; is the volume attached to this node?")
+
+// awaitDevice is openDevice for a device that may be on its way. The path is
+// resolved anew each time: a link may point elsewhere by then.
+func (n *Node) awaitDevice(d Device) (*device, error) {
+	deadline := time.Now().Add(n.deviceWait)
+	for {
+		dev, err := openDevice(d)
+		if !errors.Is(err, errNoDevice) || !time.Now().Before(deadline) {
+			return dev, err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
 func openDevice(d Device) (*device, error) {
 	path, err := filepath.EvalSymlinks(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, faultf(KindPrecondition, "device %s is not there; is the volume attached to this node?", d.Path)
+		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolve device: %w", err)
 	}
 	// O_NONBLOCK: opening a path that is no block device after all must not wait.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open device: %w", err)
 	}
@@ -57,6 +77,9 @@ func (d *device) check(want Device) error {
 		return fmt.Errorf("size of %s: %w", d.path, err)
 	}
 	d.size = size
+	if size == 0 { // as of a loop device without an image, or a disk that is being attached
+		return faultf(KindPrecondition, "device %s has no size and %w", d.path, errNoDevice)
+	}
 	if want.Size != 0 && want.Size != size {
 		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, size, want.Size)
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/internal/mountapi"
@@ -22,6 +23,11 @@ type Config struct {
 	// that is killed as a whole.
 	Exec exec.Interface
 
+	// DeviceWait is how long a device that is not there yet is waited for, as udev
+	// makes /dev/disk/by-id links some time after the device was attached. 0 is 5
+	// seconds, less than 0 no time.
+	DeviceWait time.Duration
+
 	// Blocking runs what the kernel may block; share one to see all stuck work
 	// in one place. nil makes one for this Node.
 	Blocking *blocking.Group
@@ -33,13 +39,20 @@ type Node struct {
 	exec     exec.Interface
 	blocking *blocking.Group
 
+	deviceWait time.Duration
+
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
+
+	measured map[string]measurement // by volume path, until it is unpublished or unstaged
 }
 
 // New returns a Node. It starts nothing and touches nothing.
 func New(cfg Config) (*Node, error) {
-	n := &Node{log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking}
+	n := &Node{log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking, deviceWait: cfg.DeviceWait}
+	if n.deviceWait == 0 {
+		n.deviceWait = 5 * time.Second
+	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}

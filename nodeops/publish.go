@@ -89,6 +89,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 		return wrap(op, volumeID, targetPath, err)
 	}
 	return n.run(ctx, op, volumeID, targetPath, func() error {
+		n.forget(targetPath)
 		return n.unpublish(targetPath)
 	})
 }

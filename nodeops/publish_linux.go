@@ -76,7 +76,7 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 }
 
 func (n *Node) publishBlock(r BlockPublish) error {
-	dev, err := openDevice(r.Device)
+	dev, err := n.awaitDevice(r.Device)
 	if err != nil {
 		return err
 	}

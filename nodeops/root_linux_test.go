@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csitest/gate"
@@ -72,7 +73,7 @@ func newFixture(t *testing.T, size int64) *fixture {
 			t.Error(err)
 		}
 	})
-	if f.node, err = New(Config{}); err != nil {
+	if f.node, err = New(Config{DeviceWait: -1}); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -726,6 +727,97 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 			t.Fatal("success without having done anything")
 		}
 	}
+}
+
+// udev makes the link of an attached device after a while, and at first perhaps
+// to another one.
+func TestStageWaitsForTheDevice(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	node, err := New(Config{DeviceWait: time.Minute})
+	ok(t, err)
+	f.node = node
+	r := f.stageRequest("ext4")
+	r.Device.Path = filepath.Join(t.TempDir(), "by-id")
+	staged := make(chan error)
+	go func() { staged <- f.stage(r) }()
+	for !slices.ContainsFunc(f.node.Inspect(), func(c blocking.Call) bool { return c.Key == f.staging }) {
+		runtime.Gosched()
+	}
+	select {
+	case err := <-staged:
+		t.Fatalf("did not wait: %v", err)
+	default:
+	}
+	ok(t, os.Symlink(f.dev.Path, r.Device.Path))
+	ok(t, <-staged)
+}
+
+func TestMountGroup(t *testing.T) {
+	for _, c := range fsTable {
+		f := newFixture(t, c.size)
+		r := f.stageRequest(c.fsType)
+		r.MountGroup = "4711"
+		for range 2 {
+			ok(t, f.stage(r))
+			var st unix.Stat_t
+			ok(t, unix.Stat(f.staging, &st))
+			if st.Gid != 4711 || st.Mode&0o2070 != 0o2070 {
+				t.Errorf("%s: the root has group %d and mode %o", c.fsType, st.Gid, st.Mode)
+			}
+		}
+		ok(t, os.Mkdir(f.staging+"/dir", 0o700))
+		ok(t, unix.Chmod(f.staging+"/dir", 0o700))
+		ok(t, f.stage(r))
+		var st unix.Stat_t
+		ok(t, unix.Stat(f.staging+"/dir", &st))
+		if st.Gid != 4711 || st.Mode&0o777 != 0o700 {
+			t.Errorf("%s: a directory in it has group %d and mode %o, want that of the volume and what it was given", c.fsType, st.Gid, st.Mode)
+		}
+	}
+	f := newFixture(t, 64*mib)
+	for _, group := range []string{"staff", "-1", "4294967295", "1 "} {
+		r := f.stageRequest("ext4")
+		r.MountGroup = group
+		wantKind(t, f.stage(r), KindInvalid, "mount group")
+	}
+}
+
+// Where measuring hangs, the last answer is given with its age.
+func TestStatsOfAHungVolume(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	group := new(blocking.Group)
+	node, err := New(Config{Blocking: group})
+	ok(t, err)
+	f.node = node
+	f.mustStage("ext4")
+	first, err := node.Stats(t.Context(), "v", f.staging)
+	ok(t, err)
+
+	release, hung := make(chan struct{}), make(chan struct{})
+	go group.Do(context.Background(), f.staging+" (stats)", func() (any, error) { close(hung); <-release; return Stats{}, nil })
+	<-hung
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	again, err := node.Stats(ctx, "v", f.staging)
+	ok(t, err)
+	if again.Age <= 0 {
+		t.Errorf("measured now: %+v", again)
+	}
+	again.Age = 0
+	if again != first {
+		t.Errorf("%+v, before %+v", again, first)
+	}
+	// What was unstaged has no last answer.
+	ok(t, node.Unstage(t.Context(), "v", f.staging))
+	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = node.Stats(ctx, "v", f.staging)
+	var parked interface{ Pending() <-chan struct{} }
+	if !errors.As(err, &parked) || status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("error is %v, want one that is pending", err)
+	}
+	close(release)
+	<-parked.Pending()
 }
 
 // hetznercloud/csi-driver#1455: one device for two volumes after a reboot.

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +16,7 @@ import (
 const blkidTimeout = 30 * time.Second
 
 func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err error) {
-	dev, err := openDevice(r.Device)
+	dev, err := n.awaitDevice(r.Device)
 	if err != nil {
 		return err
 	}
@@ -39,7 +40,7 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 		}
 		// An earlier call may have ended before it. A final code would make the CO
 		// forget the mount, which stays.
-		if err := n.growStaged(r, target, dev, readOnly); err != nil {
+		if err := n.finishStage(r, target, dev, readOnly); err != nil {
 			return &fault{kind: KindUncertain, err: err}
 		}
 		return nil
@@ -58,7 +59,7 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 	if err := mountDevice(dev, target, r.FSType, opts); err != nil {
 		return err
 	}
-	if err := n.growStaged(r, target, dev, readOnly); err != nil {
+	if err := n.finishStage(r, target, dev, readOnly); err != nil {
 		if undo := unmountAll(target); undo != nil {
 			return faultf(KindUncertain, "%w; and the mount stays: %w", err, undo)
 		}
@@ -86,14 +87,52 @@ func mountDevice(dev *device, target, fsType string, opts mountapi.Options) erro
 	return tree.Attach(target)
 }
 
-// growStaged grows what grows only while it is mounted. ext4 was grown before,
-// if it could be: a volume that is in use elsewhere must not fail to stage
+// finishStage does what can be done only to a mounted file system. ext4 was
+// grown before, if it could be: a volume that is in use must not fail to stage
 // because it could not.
-func (n *Node) growStaged(r FilesystemStage, target string, dev *device, readOnly bool) error {
-	if readOnly || r.FSType == "ext4" {
+func (n *Node) finishStage(r FilesystemStage, target string, dev *device, readOnly bool) error {
+	if readOnly {
 		return nil
 	}
-	return n.growMounted(r.FSType, target, dev)
+	if r.FSType != "ext4" {
+		if err := n.growMounted(r.FSType, target, dev); err != nil {
+			return err
+		}
+	}
+	return giveToGroup(target, r.MountGroup)
+}
+
+// giveToGroup lets the group write to the root of the file system. What is so
+// already is left alone: a chmod or chown would make kubelet walk the whole volume
+// again (its policy OnRootMismatch looks at the root).
+func giveToGroup(target, group string) error {
+	gid, err := parseGroup(group)
+	if err != nil || gid < 0 {
+		return err
+	}
+	root, err := os.OpenFile(target, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	fd := int(root.Fd())
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: target, Err: err}
+	}
+	if int(st.Gid) != gid {
+		if err := unix.Fchown(fd, -1, gid); err != nil {
+			return &os.PathError{Op: "fchown", Path: target, Err: err}
+		}
+		st.Mode &^= unix.S_ISGID // chown may have taken it
+	}
+	const groupWrites = unix.S_ISGID | unix.S_IRWXG
+	if st.Mode&groupWrites != groupWrites {
+		if err := unix.Fchmod(fd, st.Mode&0o7777|groupWrites); err != nil {
+			return &os.PathError{Op: "fchmod", Path: target, Err: err}
+		}
+	}
+	return nil
 }
 
 // prepare makes the device hold a file system that can be mounted. Who holds the

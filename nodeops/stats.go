@@ -1,6 +1,13 @@
 package nodeops
 
-import "context"
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/csikit/csikit/blocking"
+)
 
 // Stats is how full a volume is.
 type Stats struct {
@@ -8,22 +15,60 @@ type Stats struct {
 
 	TotalBytes, AvailableBytes, UsedBytes    int64
 	TotalInodes, AvailableInodes, UsedInodes int64 // all zero for a file system that does not count inodes
+
+	Age time.Duration // 0: measured now; else how old the answer is, because measuring hangs
+}
+
+// statsPatience is how long a measurement may take before an older one is good
+// enough: kubelet asks every minute and drops the answer after two.
+const statsPatience = 10 * time.Second
+
+type measurement struct {
+	stats Stats
+	at    time.Time
 }
 
 // Stats measures the volume that is staged or published at the path. A path on
-// which nothing is mounted is KindNotFound.
+// which nothing is mounted is KindNotFound. Where measuring hangs, as on a dead
+// device, the last answer for the path is given again, with its age; without one
+// the error is that of work under way.
 func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (Stats, error) {
 	const op = "stats"
 	if err := checkVolumePath(volumePath); err != nil {
 		return Stats{}, wrap(op, volumeID, volumePath, err)
 	}
+	volumePath = filepath.Clean(volumePath)
+	patient, cancel := context.WithTimeout(ctx, statsPatience)
+	defer cancel()
 	// Not n.run: a result is good for everybody who asks, and asking must not
 	// wait for work on the volume. The suffix keeps the key apart from a path.
-	v, _, err := n.blocking.Do(ctx, volumePath+" (stats)", func() (any, error) { return n.stats(volumePath) })
-	if err != nil {
-		return Stats{}, wrap(op, volumeID, volumePath, err)
+	v, _, err := n.blocking.Do(patient, volumePath+" (stats)", func() (any, error) { return n.stats(volumePath) })
+	now := time.Now()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil {
+		if n.measured == nil {
+			n.measured = make(map[string]measurement)
+		}
+		n.measured[volumePath] = measurement{v.(Stats), now}
+		return v.(Stats), nil
 	}
-	return v.(Stats), nil
+	var pending *blocking.PendingError
+	if last, known := n.measured[volumePath]; known && errors.As(err, &pending) {
+		last.stats.Age = now.Sub(last.at)
+		return last.stats, nil
+	}
+	return Stats{}, wrap(op, volumeID, volumePath, err)
+}
+
+// forget drops what was measured at a path that is no volume's any more.
+func (n *Node) forget(path string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.measured, filepath.Clean(path))
+	if len(n.measured) == 0 {
+		n.measured = nil
+	}
 }
 
 // checkVolumePath: a path that cannot be one is a place where no volume is,

@@ -45,6 +45,7 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
@@ -74,6 +75,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 		MountFlags:        mount.GetMountFlags(),
 		ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
 		Prezeroed:         true, // a sparse file reads as zeros
+		MountGroup:        mount.GetVolumeMountGroup(),
 	})
 	if err != nil {
 		// After a final error the CO does not unstage, so a loop device that nothing
