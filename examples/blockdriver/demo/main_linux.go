@@ -72,7 +72,7 @@ func outside() error {
 		if errors.Is(err, syscall.EPERM) {
 			err = fmt.Errorf("%w: loop devices and mounts need root; try: sudo make demo", err)
 		}
-		return errors.Join(fmt.Errorf("start in a mount namespace: %w", err), removeDir(dir))
+		return errors.Join(fmt.Errorf("start in a mount namespace: %w", err), os.RemoveAll(dir)) // nothing used it
 	}
 	done := make(chan error, 1)
 	go func() { done <- c.Wait() }()
