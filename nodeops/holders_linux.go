@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/csikit/csikit/internal/mountapi"
 )
 
 // users names the processes that keep what is mounted at the path busy: those
@@ -16,6 +18,7 @@ import (
 // and are not found.
 func users(mountPoint string) []string {
 	pids, _ := filepath.Glob("/proc/[0-9]*")
+	slices.SortFunc(pids, func(a, b string) int { return pidIn(a) - pidIn(b) })
 	var found []string
 	for _, dir := range pids {
 		links, _ := filepath.Glob(dir + "/fd/*")
@@ -25,17 +28,61 @@ func users(mountPoint string) []string {
 			found = append(found, fmt.Sprintf("%s (%s)", filepath.Base(dir), strings.TrimSpace(string(name))))
 		}
 	}
-	slices.SortFunc(found, func(a, b string) int { return pidOf(a) - pidOf(b) })
 	return found
+}
+
+func (n *Node) holders(d Device) ([]Holder, error) {
+	dev, err := openDevice(d)
+	if err != nil {
+		return nil, err
+	}
+	dev.close()
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return nil, err
+	}
+	pids, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(pids, func(a, b string) int { return pidIn(a) - pidIn(b) })
+	seen := map[string]bool{own: true}
+	var found []Holder
+	for _, dir := range pids {
+		namespace, err := os.Readlink(dir + "/ns/mnt")
+		if err != nil || seen[namespace] {
+			continue // ended meanwhile, not ours to see, or seen
+		}
+		text, err := os.ReadFile(dir + "/mountinfo")
+		if err != nil {
+			continue
+		}
+		mounts, err := mountapi.ParseMountInfo(text)
+		if err != nil {
+			continue
+		}
+		seen[namespace] = true
+		var on []mountapi.Mount
+		for _, m := range mounts {
+			if m.Major == dev.major && m.Minor == dev.minor {
+				on = append(on, m)
+			}
+		}
+		if len(on) > 0 {
+			name, _ := os.ReadFile(dir + "/comm")
+			found = append(found, Holder{pidIn(dir), strings.TrimSpace(string(name)), mountPoints(on)})
+		}
+	}
+	return found, nil
+}
+
+func pidIn(dir string) int {
+	pid, _ := strconv.Atoi(filepath.Base(dir))
+	return pid
 }
 
 func isBelow(link, dir string) bool {
 	to, err := os.Readlink(link)
 	to = strings.TrimSuffix(to, " (deleted)")
 	return err == nil && (to == dir || strings.HasPrefix(to, strings.TrimSuffix(dir, "/")+"/"))
-}
-
-func pidOf(user string) int {
-	pid, _ := strconv.Atoi(user[:strings.IndexByte(user, ' ')])
-	return pid
 }

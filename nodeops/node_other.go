@@ -23,3 +23,4 @@ func (n *Node) unpublish(string) error                 { return errors.ErrUnsupp
 func (n *Node) expand(ExpandRequest) (int64, error)    { return 0, errors.ErrUnsupported }
 func (n *Node) stats(string) (Stats, error)            { return Stats{}, errors.ErrUnsupported }
 func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }
+func (n *Node) holders(Device) ([]Holder, error)       { return nil, errors.ErrUnsupported }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -818,6 +819,34 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	}
 	close(release)
 	<-parked.Pending()
+}
+
+// GoogleCloud's gcp-pd driver, issue 1657: a disk was detached while a container
+// had it mounted in a namespace of its own.
+func TestHolders(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	if h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path}); err != nil || len(h) > 0 {
+		t.Fatalf("held by %v (%v), want nobody else", h, err)
+	}
+	container := exec.Command("cat")
+	stdin, err := container.StdinPipe()
+	ok(t, err)
+	container.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+	ok(t, container.Start())
+	defer func() {
+		stdin.Close()
+		ok(t, container.Wait())
+	}()
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path})
+	ok(t, err)
+	if len(h) != 1 || h[0].PID != container.Process.Pid || h[0].Command != "cat" || !slices.Equal(h[0].Paths, []string{f.staging}) {
+		t.Errorf("held by %+v, want process %d at %s", h, container.Process.Pid, f.staging)
+	}
+	// And the device cannot be formatted or checked under it.
+	r := f.stageRequest("xfs")
+	wantKind(t, f.stage(r), KindBusy, "in use")
 }
 
 // hetznercloud/csi-driver#1455: one device for two volumes after a reboot.
