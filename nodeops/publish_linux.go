@@ -20,11 +20,11 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if err != nil {
 		return err
 	}
-	table, err := readTable()
+	// The two paths are looked up, not searched for in a table of thousands.
+	staged, err := mountapi.At(staging)
 	if err != nil {
 		return err
 	}
-	staged := table.at(staging)
 	if len(staged) == 0 {
 		return faultf(KindPrecondition, "nothing is mounted at the staging path %s: stage the volume first", r.StagingTargetPath)
 	}
@@ -48,13 +48,21 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	}
 	// What the staging mount has, its binds inherit.
 	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
-	if on := table.at(target); len(on) > 0 {
+	on, err := mountapi.At(target)
+	if err != nil {
+		return err
+	}
+	if len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("something else is published there", diff)
 		}
 		return nil
 	}
 	if r.Exclusive {
+		table, err := readTable()
+		if err != nil {
+			return err
+		}
 		if others := table.elsewhere(source, staging, target); len(others) > 0 {
 			return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
 		}
@@ -231,11 +239,7 @@ func (n *Node) unpublish(targetPath string) error {
 	if err != nil {
 		return err
 	}
-	table, err := readTable()
-	if err != nil {
-		return err
-	}
-	if err := n.takeDown(target, table.at(target)); err != nil {
+	if err := n.takeDown(target); err != nil {
 		return err
 	}
 	st, err := os.Lstat(target)
@@ -261,8 +265,11 @@ func (n *Node) unpublish(targetPath string) error {
 // takeDown unmounts what is on the target. The last read-only publication of a
 // block device takes the device's read-only flag along: it would outlive even the
 // attachment of a loop device, and meet whoever gets that device next.
-func (n *Node) takeDown(target string, on []mountapi.Mount) error {
-	dev := readOnlyNode(on)
+func (n *Node) takeDown(target string) error {
+	dev, err := readOnlyNode(target)
+	if err != nil {
+		return err
+	}
 	if dev == nil {
 		return unmountAll(target)
 	}
@@ -285,24 +292,55 @@ func (n *Node) takeDown(target string, on []mountapi.Mount) error {
 
 // readOnlyNode opens the block device whose node is mounted on a path read-only,
 // if that is what is on top. What is taken down is not touched: a published node
-// shows in the table as the mount of a file that has the device's name.
-func readOnlyNode(on []mountapi.Mount) *device {
+// shows in the table as the mount of a file that has the device's name. And the
+// table is read only where the target is a file, as its directory tells without
+// looking at what is mounted on it.
+func readOnlyNode(target string) (*device, error) {
+	if isDirectory(target) {
+		return nil, nil
+	}
+	table, err := readTable()
+	if err != nil {
+		return nil, err
+	}
+	on := table.at(target)
 	if len(on) == 0 {
-		return nil
+		return nil, nil
 	}
 	m := on[len(on)-1]
 	if m.Root == "/" || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") || !m.ReadOnly() {
-		return nil
+		return nil, nil
 	}
 	name := path.Base(m.Root)
 	if _, err := os.Stat("/sys/class/block/" + name); err != nil {
-		return nil
+		return nil, nil
 	}
 	dev, err := openDevice(Device{Path: "/dev/" + name})
 	if err != nil {
-		return nil // detached meanwhile: there is no flag to clear
+		return nil, nil // detached meanwhile: there is no flag to clear
 	}
-	return dev
+	return dev, nil
+}
+
+// isDirectory asks the directory above, which knows the type of what it holds
+// without crossing the mount on it. False means a file, or not known.
+func isDirectory(p string) bool {
+	dir, err := os.Open(path.Dir(p))
+	if err != nil {
+		return false
+	}
+	defer dir.Close()
+	for {
+		entries, err := dir.ReadDir(256)
+		for _, e := range entries {
+			if e.Name() == path.Base(p) {
+				return e.IsDir()
+			}
+		}
+		if err != nil {
+			return false
+		}
+	}
 }
 
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }

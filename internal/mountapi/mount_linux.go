@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +24,10 @@ func Table() ([]Mount, error) {
 // followed, path itself is neither followed nor touched, because what is
 // mounted on it may be dead. A missing parent is fs.ErrNotExist.
 func Resolve(path string) (string, error) {
-	path = filepath.Clean(path)
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err != nil {
 		return "", err
@@ -32,20 +36,53 @@ func Resolve(path string) (string, error) {
 }
 
 // Tree is a mount that is not attached anywhere yet. It vanishes with Close.
-type Tree struct{ fd int }
+type Tree struct {
+	fd      int
+	scratch *scratch // where it is kept by a kernel that cannot keep it nowhere
+}
 
-// Close drops the tree unless Attach succeeded; then it only closes the
-// descriptor.
-func (t *Tree) Close() error { return unix.Close(t.fd) }
+// Close drops the tree unless Attach succeeded; then it only releases what held
+// it, which keeps the mount busy. To be called once.
+func (t *Tree) Close() error {
+	err := unix.Close(t.fd)
+	if t.scratch != nil {
+		err = errors.Join(err, t.scratch.close())
+	}
+	return err
+}
 
-// CloneTree makes a detached copy of the mount (or of the file) at source, with attr added to
-// what it inherits. The tree never appears anywhere without them: a read-only
-// bind mount has no moment at which it can be written.
-func CloneTree(source string, attr Attr) (*Tree, error) {
+// A kernel that has a call refuses flags that do not exist with EINVAL; one that
+// lacks it answers ENOSYS, and a seccomp filter often EPERM.
+var (
+	hasTreeCalls = sync.OnceValue(func() bool {
+		return unix.MountSetattr(-1, "", ^uint(0), &unix.MountAttr{}) == unix.EINVAL
+	})
+	hasContextCalls = sync.OnceValue(func() bool {
+		fd, err := unix.Fsopen("", ^0)
+		if err == nil { // not on any kernel known
+			unix.Close(fd)
+		}
+		return err == unix.EINVAL
+	})
+	hasStatCalls = sync.OnceValue(func() bool {
+		_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, 0, 0, 0, ^uintptr(0), 0, 0)
+		return errno == unix.EINVAL
+	})
+)
+
+// CloneTree is the function [CloneTree] on this kernel.
+func (k Kernel) CloneTree(source string, attr Attr) (*Tree, error) {
+	if k.Without&TreeCalls != 0 || !hasTreeCalls() {
+		return k.cloneByMount(source, attr)
+	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, source,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
 		return nil, os.NewSyscallError("open_tree", err)
+	}
+	if err := refuseSymlink(fd, source); err != nil {
+		unix.Close(fd)
+		return nil, err
 	}
 	if attr != 0 {
 		set := unix.MountAttr{Attr_set: kernelAttr(attr)}
@@ -57,12 +94,14 @@ func CloneTree(source string, attr Attr) (*Tree, error) {
 			return nil, os.NewSyscallError("mount_setattr", err)
 		}
 	}
-	return &Tree{fd}, nil
+	return &Tree{fd: fd}, nil
 }
 
-// NewTree creates a detached mount of the file system of type fsType on the
-// block device at source. What the kernel logs about a refusal is in the error.
-func NewTree(fsType, source string, o Options) (*Tree, error) {
+// NewTree is the function [NewTree] on this kernel.
+func (k Kernel) NewTree(fsType, source string, o Options) (*Tree, error) {
+	if k.Without&ContextCalls != 0 || !hasContextCalls() {
+		return k.newByMount(fsType, source, o)
+	}
 	fs, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("fsopen %s: %w", fsType, err)
@@ -85,13 +124,14 @@ func NewTree(fsType, source string, o Options) (*Tree, error) {
 		}
 	}
 	for _, d := range o.Data {
-		if key, value, ok := strings.Cut(d, "="); ok {
+		key, value, ok := strings.Cut(d, "=")
+		if ok {
 			err = unix.FsconfigSetString(fs, key, value)
 		} else {
 			err = unix.FsconfigSetFlag(fs, d)
 		}
 		if err != nil {
-			t, err := fail("fsconfig "+d, err)
+			t, err := fail("fsconfig "+key, err) // not the value, which may be secret (csi.proto on mount_flags)
 			return t, fmt.Errorf("%w: %w", ErrOption, err)
 		}
 	}
@@ -102,7 +142,7 @@ func NewTree(fsType, source string, o Options) (*Tree, error) {
 	if err != nil {
 		return fail("fsmount", err)
 	}
-	return &Tree{fd}, nil
+	return &Tree{fd: fd}, nil
 }
 
 // kernelLog collects what the file system said about this mount, see "Message
@@ -124,19 +164,11 @@ func kernelLog(fs int) string {
 	return strings.Join(lines, "; ")
 }
 
-// Root says what the tree would show where it is attached.
-type Root struct {
-	Major, Minor         uint32 // device of the file system
-	BlockDevice          bool   // the root is a block device node, of this number:
-	RdevMajor, RdevMinor uint32
-}
-
 // Root looks at the tree's root without asking the file system for data.
 func (t *Tree) Root() (Root, error) {
-	var st unix.Statx_t
-	err := unix.Statx(t.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	st, err := statFD(t.fd)
 	if err != nil {
-		return Root{}, os.NewSyscallError("statx", err)
+		return Root{}, err
 	}
 	return Root{
 		Major: st.Dev_major, Minor: st.Dev_minor,
@@ -146,26 +178,63 @@ func (t *Tree) Root() (Root, error) {
 }
 
 // Attach mounts the tree on target, which is not followed when it is a symlink
-// (ELOOP).
+// (ELOOP). A directory can be mounted on a directory alone (ENOTDIR).
 func (t *Tree) Attach(target string) error {
-	at, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	at, err := openPath(target)
 	if err != nil {
-		return &os.PathError{Op: "open", Path: target, Err: err}
+		return err
 	}
 	defer unix.Close(at)
-	// O_PATH|O_NOFOLLOW opens a symlink itself; mounting on one is not what anybody wants.
-	var st unix.Stat_t
-	if err := unix.Fstat(at, &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: target, Err: err}
+	if t.scratch != nil {
+		err = t.scratch.move(at)
+	} else {
+		err = unix.MoveMount(t.fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return &os.PathError{Op: "mount on", Path: target, Err: unix.ELOOP}
+	if errors.Is(err, unix.EINVAL) {
+		root, err1 := statFD(t.fd)
+		onto, err2 := statFD(at)
+		if err1 == nil && err2 == nil && isDir(root) != isDir(onto) {
+			err = unix.ENOTDIR
+		}
 	}
-	if err := unix.MoveMount(t.fd, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
-		return &os.PathError{Op: "move_mount", Path: target, Err: err}
+	if err != nil {
+		return &os.PathError{Op: "mount on", Path: target, Err: err}
 	}
 	return nil
 }
+
+// openPath opens the path itself, be it a mount that does not answer.
+func openPath(path string) (int, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	if err := refuseSymlink(fd, path); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// refuseSymlink is needed because O_PATH and open_tree take a symlink that they
+// are told not to follow, and the kernel would mount it, or on it.
+func refuseSymlink(fd int, path string) error {
+	st, err := statFD(fd)
+	if err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return &os.PathError{Op: "open", Path: path, Err: unix.ELOOP}
+	}
+	return nil
+}
+
+func statFD(fd int) (st unix.Statx_t, err error) {
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return st, os.NewSyscallError("statx", err)
+}
+
+func isDir(st unix.Statx_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 // Unmount detaches the top mount at path; it reports false when there was
 // none, also when path does not exist. A symlink is not followed.
@@ -180,24 +249,35 @@ func Unmount(path string) (bool, error) {
 	return false, &os.PathError{Op: "umount2", Path: path, Err: err}
 }
 
-func kernelAttr(a Attr) uint64 {
-	var k uint64
-	for _, p := range []struct {
-		attr Attr
-		bit  uint64
-	}{
-		{ReadOnly, unix.MOUNT_ATTR_RDONLY},
-		{NoSuid, unix.MOUNT_ATTR_NOSUID},
-		{NoDev, unix.MOUNT_ATTR_NODEV},
-		{NoExec, unix.MOUNT_ATTR_NOEXEC},
-		{NoAtime, unix.MOUNT_ATTR_NOATIME},
-		{StrictAtime, unix.MOUNT_ATTR_STRICTATIME},
-		{NoDirAtime, unix.MOUNT_ATTR_NODIRATIME},
-		{NoSymFollow, unix.MOUNT_ATTR_NOSYMFOLLOW},
-	} {
-		if a&p.attr != 0 {
-			k |= p.bit
+// What the attributes are for mount_setattr(2) and fsmount(2), and for mount(2).
+var attrBits = []struct {
+	attr       Attr
+	set, mount uint64
+}{
+	{ReadOnly, unix.MOUNT_ATTR_RDONLY, unix.MS_RDONLY},
+	{NoSuid, unix.MOUNT_ATTR_NOSUID, unix.MS_NOSUID},
+	{NoDev, unix.MOUNT_ATTR_NODEV, unix.MS_NODEV},
+	{NoExec, unix.MOUNT_ATTR_NOEXEC, unix.MS_NOEXEC},
+	{NoAtime, unix.MOUNT_ATTR_NOATIME, unix.MS_NOATIME},
+	{StrictAtime, unix.MOUNT_ATTR_STRICTATIME, unix.MS_STRICTATIME},
+	{NoDirAtime, unix.MOUNT_ATTR_NODIRATIME, unix.MS_NODIRATIME},
+	{NoSymFollow, unix.MOUNT_ATTR_NOSYMFOLLOW, unix.MS_NOSYMFOLLOW},
+}
+
+func kernelAttr(a Attr) (bits uint64) {
+	for _, b := range attrBits {
+		if a&b.attr != 0 {
+			bits |= b.set
 		}
 	}
-	return k
+	return bits
+}
+
+func mountFlags(a Attr) (bits uintptr) {
+	for _, b := range attrBits {
+		if a&b.attr != 0 {
+			bits |= uintptr(b.mount)
+		}
+	}
+	return bits
 }

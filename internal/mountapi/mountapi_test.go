@@ -71,6 +71,20 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
+func TestMountAttr(t *testing.T) {
+	for options, want := range map[string]Attr{
+		"rw,relatime":                                0,
+		"ro,nosuid,nodev,noexec,relatime":            ReadOnly | NoSuid | NoDev | NoExec,
+		"rw,noatime,nodiratime,nosymfollow,idmapped": NoAtime | NoDirAtime | NoSymFollow,
+		"rw":            StrictAtime, // which has no word in the table
+		"ro,nodiratime": ReadOnly | NoDirAtime | StrictAtime,
+	} {
+		if got := (Mount{Options: options}).MountAttr(); got != want {
+			t.Errorf("%s: %v, want %v", options, got, want)
+		}
+	}
+}
+
 func FuzzParseMountInfo(f *testing.F) {
 	f.Add([]byte("36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n"))
 	f.Add([]byte(`36 35 0:5 / /\040\1 rw - tmpfs none rw`))

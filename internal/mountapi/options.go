@@ -133,13 +133,17 @@ func splitOptions(s string) ([]string, error) {
 	return append(words, b.String()), nil
 }
 
-// MountAttr returns the attributes that a line of the mount table shows.
+// MountAttr returns the attributes that a line of the mount table shows. The
+// kernel has no word for StrictAtime there: it is when neither of the others is.
 func (m Mount) MountAttr() Attr {
 	var a Attr
 	for _, n := range attrNames {
 		if hasOption(m.Options, n.on) {
 			a |= n.attr
 		}
+	}
+	if a&NoAtime == 0 && !hasOption(m.Options, "relatime") {
+		a |= StrictAtime
 	}
 	return a
 }

@@ -1,0 +1,48 @@
+package mountapi
+
+// Calls is a set of system calls, by the Linux version that brought them.
+type Calls uint8
+
+const (
+	TreeCalls    Calls = 1 << iota // open_tree and mount_setattr, 5.12; else mount(2)
+	ContextCalls                   // fsopen, fsconfig and fsmount, 5.2; else mount(2)
+	StatCalls                      // statmount with the source, 6.13; else the whole mount table
+)
+
+// A Kernel is the running kernel, with some calls left out as if it were an older
+// one. The zero value leaves out nothing and is what the functions of this package use.
+type Kernel struct {
+	Without Calls
+
+	fail func(step string) error // lets a test fail a step of the fallback
+}
+
+// Root says what a tree shows where it is attached.
+type Root struct {
+	Major, Minor         uint32 // device of the file system
+	BlockDevice          bool   // the root is a block device node, of this number:
+	RdevMajor, RdevMinor uint32
+}
+
+// CloneTree makes a detached copy of the mount (or of the file) at source, without
+// the mounts below it and with attr added to what it inherits. A symlink is
+// refused (ELOOP).
+func CloneTree(source string, attr Attr) (*Tree, error) { return Kernel{}.CloneTree(source, attr) }
+
+// NewTree creates a detached mount of the file system of type fsType on the
+// block device at source. An option that the file system does not take is
+// ErrOption. What the kernel logs about a refusal is in the error from Linux 5.2
+// on; before, an EINVAL counts as ErrOption if there are any options in o.Data,
+// because that kernel does not tell one from a file system that it cannot read.
+func NewTree(fsType, source string, o Options) (*Tree, error) {
+	return Kernel{}.NewTree(fsType, source, o)
+}
+
+// At returns the mounts that are stacked on the path itself, each as [Table]
+// describes it, the top last; none when the path is missing or a symlink. Other
+// than in Table, a mount on a directory that is itself covered is not there.
+//
+// Its cost does not depend on the number of mounts where the kernel has
+// statmount. It then touches what is mounted there, without asking for fresh
+// attributes; a dead network file system may block it all the same. Teardown must use Table.
+func At(path string) ([]Mount, error) { return Kernel{}.At(path) }

@@ -1,0 +1,222 @@
+package mountapi
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A scratch is where a tree is kept by a kernel without detached mounts: on a
+// point in a directory of our own that no other mount namespace sees, because it
+// is bound to itself and made private. There the tree gets its attributes, and from
+// there it is moved to its target. Attributes set at the target would not reach
+// the copies that propagation makes of it.
+type scratch struct {
+	kernel     Kernel
+	dir, point string
+	bound      bool // dir is a mount
+}
+
+func (k Kernel) newScratch(directory bool) (_ *scratch, err error) {
+	dir, err := os.MkdirTemp("", "csikit-mount-")
+	if err != nil {
+		return nil, fmt.Errorf("%w: a kernel this old needs a temporary directory that can be written to", err)
+	}
+	s := &scratch{kernel: k, dir: dir, point: filepath.Join(dir, "m")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if directory {
+		err = os.Mkdir(s.point, 0o700)
+	} else {
+		err = os.WriteFile(s.point, nil, 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := s.mount("bind scratch", s.dir, s.dir, "", unix.MS_BIND, ""); err != nil {
+		return nil, err
+	}
+	s.bound = true
+	if err := s.mount("make scratch private", "", s.dir, "", unix.MS_PRIVATE, ""); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// close takes down what is left in the scratch. The detach is lazy because
+// nothing may stay behind if some scanner has just opened a file there.
+func (s *scratch) close() (err error) {
+	if s.bound {
+		err = os.NewSyscallError("umount2", unix.Unmount(s.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+	}
+	for _, path := range []string{s.point, s.dir} {
+		if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+func (k Kernel) step(name string) error {
+	if k.fail == nil {
+		return nil
+	}
+	return k.fail(name)
+}
+
+func (s *scratch) mount(step, source, target, fsType string, flags uintptr, data string) error {
+	if err := s.kernel.step(step); err != nil {
+		return err
+	}
+	return os.NewSyscallError("mount", unix.Mount(source, target, fsType, flags, data))
+}
+
+// move is MS_MOVE to the directory or file that is open as at.
+func (s *scratch) move(at int) error {
+	if err := s.kernel.step("move"); err != nil {
+		return err
+	}
+	return unix.Mount(s.point, fdPath(at), "", unix.MS_MOVE, "")
+}
+
+// tree takes over the mount in the scratch once it has the attributes.
+func (s *scratch) tree(attr Attr) (*Tree, error) {
+	// mount(2) ignores flags that it does not know; this one is of Linux 5.10.
+	if attr&NoSymFollow != 0 {
+		if m, err := s.top(); err != nil {
+			return nil, err
+		} else if m.MountAttr()&NoSymFollow == 0 {
+			return nil, fmt.Errorf("%w: this kernel does not know %v", ErrOption, NoSymFollow)
+		}
+	}
+	fd, err := openPath(s.point)
+	if err != nil {
+		return nil, err
+	}
+	return &Tree{fd: fd, scratch: s}, nil
+}
+
+func (s *scratch) top() (Mount, error) {
+	if err := s.kernel.step("look"); err != nil {
+		return Mount{}, err
+	}
+	on, err := s.kernel.At(s.point)
+	if err != nil {
+		return Mount{}, err
+	}
+	if len(on) != 1 {
+		return Mount{}, fmt.Errorf("%d mounts on %s, which is ours alone", len(on), s.point)
+	}
+	return on[0], nil
+}
+
+func (k Kernel) cloneByMount(source string, attr Attr) (_ *Tree, err error) {
+	from, err := openPath(source)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(from)
+	st, err := statFD(from)
+	if err != nil {
+		return nil, err
+	}
+	s, err := k.newScratch(isDir(st))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if err := s.mount("bind", fdPath(from), s.point, "", unix.MS_BIND, ""); err != nil {
+		return nil, err
+	}
+	if attr != 0 {
+		m, err := s.top()
+		if err != nil {
+			return nil, err
+		}
+		// A remount replaces all flags, also those that came with the source.
+		flags := mountFlags(m.MountAttr().with(attr))
+		if err := s.mount("remount", "", s.point, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
+			return nil, err
+		}
+	}
+	return s.tree(attr)
+}
+
+func (k Kernel) newByMount(fsType, source string, o Options) (_ *Tree, err error) {
+	data, err := mountData(o.Data)
+	if err != nil {
+		return nil, err
+	}
+	s, err := k.newScratch(true)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	err = s.mount("mount", source, s.point, fsType, mountFlags(o.Attr), data)
+	if errors.Is(err, unix.EINVAL) && data != "" {
+		return nil, fmt.Errorf("%w (one of %s), or a file system that the kernel cannot read; see its log: %w", ErrOption, keys(o.Data), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.tree(o.Attr)
+}
+
+// with returns the attributes of a mount that has a and is given more.
+func (a Attr) with(more Attr) Attr {
+	if more&(NoAtime|StrictAtime) != 0 {
+		a &^= NoAtime | StrictAtime
+	}
+	return a | more
+}
+
+// mountData joins options for mount(2). The kernel splits them at commas, but for
+// security labels, whose values may stand in double quotes.
+func mountData(options []string) (string, error) {
+	words := make([]string, len(options))
+	for i, o := range options {
+		if strings.Contains(o, ",") {
+			key, value, ok := strings.Cut(o, "=")
+			if !ok || strings.Contains(key, ",") || strings.Contains(value, `"`) {
+				return "", fmt.Errorf("%w: a comma in %q", ErrOption, key)
+			}
+			o = key + `="` + value + `"`
+		}
+		words[i] = o
+	}
+	data := strings.Join(words, ",")
+	// mount(2) reads one page and ignores the rest.
+	if limit := os.Getpagesize() - 1; len(data) > limit {
+		return "", fmt.Errorf("%w: all together have %d bytes, a kernel before 5.2 takes %d", ErrOption, len(data), limit)
+	}
+	return data, nil
+}
+
+// keys leaves out the values, which may be secret (csi.proto on mount_flags).
+func keys(options []string) string {
+	names := make([]string, len(options))
+	for i, o := range options {
+		names[i], _, _ = strings.Cut(o, "=")
+	}
+	return strings.Join(names, ", ")
+}
+
+// fdPath names what is open as fd, whatever is mounted or renamed meanwhile.
+func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
