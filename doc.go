@@ -6,6 +6,7 @@
 //	csispec     the rules of CSI v1.13: Validate a message, Redact it for a log
 //	volumelock  locks shaped like CSI, as a table and as a gRPC interceptor
 //	nodeops     stage, publish, unpublish, unstage, expand and measure a volume on a Linux node
+//	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
 //	loopdev     loop devices found again by their backing file
 //	blocking    calls that the kernel may block: bounded, single-flight, never lost
 //	csitest     what a test of a CSI driver needs: gates and private mount namespaces, kill at the n-th system call
