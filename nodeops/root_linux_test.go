@@ -28,7 +28,7 @@ const mib = int64(1) << 20
 
 // fixture is a volume on a loop device with kubelet-like paths.
 type fixture struct {
-	t       *testing.T
+	t       testing.TB
 	node    *Node
 	dev     *loopdev.Device
 	image   string
@@ -36,7 +36,7 @@ type fixture struct {
 	pods    string
 }
 
-func newFixture(t *testing.T, size int64) *fixture {
+func newFixture(t testing.TB, size int64) *fixture {
 	t.Helper()
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_growfs", "blkid")
@@ -167,7 +167,7 @@ func wantKind(t *testing.T, err error, kind Kind, words ...string) {
 	}
 }
 
-func ok(t *testing.T, err error) {
+func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 )
 
 // staged stands for a volume: a tmpfs at a staging path.
-func staged(t *testing.T) (n *Node, staging, pods string) {
+func staged(t testing.TB) (n *Node, staging, pods string) {
 	t.Helper()
 	gate.UserNS(t)
 	dir := t.TempDir()
