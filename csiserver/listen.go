@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -14,19 +15,23 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 )
 
 const (
-	// answerTimeout is how long whoever holds the socket has to answer. A
-	// successful connect proves nothing: the kernel accepts connections for a
-	// killed process as long as one of its threads hangs in a system call.
+	// answerTimeout is how long whoever holds the socket has to let a connection
+	// in, to send a first byte, and to give its name. A successful connect proves
+	// nothing: the kernel accepts connections for a killed process as long as one
+	// of its threads hangs in a system call.
 	answerTimeout = 2 * time.Second
 	// lockTimeout bounds the wait for another process that is starting or
-	// stopping on the same socket; that one waits for answerTimeout at most.
+	// stopping on the same socket. A start that finds the socket dead takes
+	// answerTimeout, one that takes longer has found it alive.
 	lockTimeout = 5 * time.Second
+	// closeTimeout is lockTimeout for Close. Serve closes its listener before
+	// anything else, and promises to return within unwindTimeout of the drain
+	// timeout: if that is zero, the calls it cuts still get the other half.
+	closeTimeout = unwindTimeout / 2
 )
 
 // A ListenOption changes how [Listen] makes its socket.
@@ -63,16 +68,20 @@ func (l *Listener) Accept() (net.Conn, error) { return l.lis.Accept() }
 func (l *Listener) Addr() net.Addr { return l.lis.Addr() }
 
 // Close stops listening and removes the socket file, unless the file is no
-// longer the one that Listen made. Calling it again changes nothing.
+// longer the one that Listen made. It waits for half a second at most for
+// another process that is starting in the same directory; then it leaves the
+// file in place, for the next Listen to replace, and says so. Calling it again
+// changes nothing and returns the same. The error is an [*Error].
 func (l *Listener) Close() error { return l.close() }
 
 // Listen makes the socket that endpoint names: unix:///path/csi.sock,
 // unix:/path/csi.sock, an absolute path, or tcp://127.0.0.1:0 for tests.
 //
-// A socket in the way is replaced if nobody answers GetPluginInfo on it within
-// two seconds; otherwise Listen fails and names who does. A file that is no
-// socket is never removed. Listen creates nothing else in the directory, which
-// has to exist. It blocks for some seconds at most.
+// A socket in the way is replaced only if nobody is behind it: connecting is
+// refused, or not a single byte comes within two seconds. Otherwise Listen
+// fails, removes nothing and names who serves, as far as that can be told. A
+// file that is no socket is never removed. Listen creates nothing else in the
+// directory, which has to exist. It blocks for some seconds at most.
 //
 // The error is an [*Error].
 func Listen(endpoint string, opts ...ListenOption) (*Listener, error) {
@@ -136,6 +145,11 @@ func listenUnix(path string, c listenConfig) (*Listener, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	return newUnixListener(l, path, own), nil
+}
+
+// newUnixListener makes a Listener of l, whose file at path is own.
+func newUnixListener(l net.Listener, path string, own fs.FileInfo) *Listener {
 	return &Listener{lis: l, close: sync.OnceValue(func() error {
 		// The file goes first: while the socket is open the kernel keeps its
 		// inode, so its number cannot have been given to somebody else's file.
@@ -144,7 +158,7 @@ func listenUnix(path string, c listenConfig) (*Listener, error) {
 			return &Error{Op: "close", Object: "unix://" + path, Err: err}
 		}
 		return nil
-	})}, nil
+	})}
 }
 
 // clearWay makes room for a socket at path, if nothing of value is there.
@@ -180,65 +194,96 @@ func clearWay(path string, timeout time.Duration) error {
 	return errors.New("the socket in the way changes all the time: another process keeps making it")
 }
 
-// whoServes asks the socket at path for its plugin. It returns an empty string
-// if nobody answers, and an error if that cannot be told.
+// whoServes tells who serves the socket at path. It returns an empty string if
+// nobody does, and an error if that cannot be told.
 func whoServes(path string, timeout time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	conn, err := dialPatiently(ctx, path)
+	err := awaitByte(path, timeout)
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+		// Either somebody accepted the connection and hung up, or the listener went
+		// away with the connection in its backlog. Only then is the next one
+		// refused. EOF and reset do not tell: closing with bytes unread resets, and
+		// the kernel reports a reset once, perhaps to the write.
+		var c net.Conn
+		if c, err = net.Dial("unix", path); err == nil {
+			c.Close()
+			err = io.EOF
+		}
+	}
+	const windowsRefused = syscall.Errno(10061) // WSAECONNREFUSED, for which package syscall has no name
 	switch {
 	case err == nil:
-	case errors.Is(err, fs.ErrPermission):
-		return "", err
-	default: // refused, vanished, not a stream, or full until the end
-		return "", nil
-	}
-	first := make(chan net.Conn, 1)
-	first <- conn
-	client, err := grpc.NewClient("passthrough:///csi",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			select {
-			case c := <-first:
-				return c, nil
-			default:
-				return new(net.Dialer).DialContext(ctx, "unix", path)
-			}
-		}))
-	if err != nil {
-		return "", errors.Join(err, conn.Close())
-	}
-	defer client.Close()
-	info, err := csi.NewIdentityClient(client).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	switch code := status.Code(err); code {
-	case codes.OK:
-		return fmt.Sprintf("plugin %q, version %q", info.GetName(), info.GetVendorVersion()), nil
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return pluginAt(path, timeout), nil
+	case errors.Is(err, io.EOF):
+		return "something that hangs up: no CSI plugin, or one that is stopping", nil
+	case errors.Is(err, syscall.EPROTOTYPE):
+		return "something that is no CSI plugin (its socket is not of type stream)", nil
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, windowsRefused), // nobody listens
+		errors.Is(err, fs.ErrNotExist),
+		errors.Is(err, syscall.EAGAIN),         // nobody makes room in a full backlog
+		errors.Is(err, os.ErrDeadlineExceeded): // nobody says anything
 		return "", nil
 	default:
-		return fmt.Sprintf("a gRPC server (GetPluginInfo answers %s)", code), nil
+		return "", err
 	}
+}
+
+// http2Preface is what a client of HTTP/2 sends first: the connection preface
+// and an empty SETTINGS frame. A server of HTTP/2 answers with its own settings,
+// one of HTTP/1 with an error.
+const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+// awaitByte connects to path and returns nil once a byte has come back. timeout
+// bounds the connect and the wait each, because a connect that had to wait for
+// room in the backlog met somebody who accepts.
+func awaitByte(path string, timeout time.Duration) error {
+	conn, err := dialPatiently(path, timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	// If this fails, because the peer has hung up, so does Read.
+	_, _ = io.WriteString(conn, http2Preface)
+	_, err = conn.Read(make([]byte, 1))
+	return err
 }
 
 // dialPatiently connects to path. A server under load has a full backlog, which
 // is not the same as being dead.
-func dialPatiently(ctx context.Context, path string) (net.Conn, error) {
-	for {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
-		if err == nil || !errors.Is(err, syscall.EAGAIN) {
+func dialPatiently(path string, timeout time.Duration) (net.Conn, error) {
+	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("unix", path)
+		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(deadline) {
 			return conn, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
+// pluginAt names the plugin that serves path, as far as it does so itself.
+func pluginAt(path string, timeout time.Duration) string {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	client, err := grpc.NewClient("passthrough:///csi",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}))
+	if err != nil {
+		return fmt.Sprintf("something that cannot be asked for its name (%v)", err)
+	}
+	defer client.Close()
+	info, err := csi.NewIdentityClient(client).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	if err != nil {
+		return fmt.Sprintf("something that is no CSI plugin, or does not say which (GetPluginInfo: %v)", err)
+	}
+	return fmt.Sprintf("plugin %q, version %q", info.GetName(), info.GetVendorVersion())
+}
+
 // unlinkOwn removes path if it is still the file own.
 func unlinkOwn(path string, own fs.FileInfo) error {
-	unlock, err := lockDir(filepath.Dir(path), lockTimeout)
+	unlock, err := lockDir(filepath.Dir(path), closeTimeout)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // dir is a short directory: t.TempDir may leave no room for a socket's name.
@@ -167,26 +172,28 @@ func TestListenReplacesSilentSocket(t *testing.T) {
 	listen(t, path, csiserver.WithAnswerTimeout(50*time.Millisecond))
 }
 
-func TestListenReplacesSocketThatHangsUp(t *testing.T) {
+// An owner that hangs up because it is about to end is no more than a stale
+// socket once it is gone.
+func TestListenReplacesSocketOfPluginThatEnds(t *testing.T) {
 	path := dir(t) + "/csi.sock"
-	rude, err := net.Listen("unix", path)
+	ending, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rude.(*net.UnixListener).SetUnlinkOnClose(false)
+	ending.(*net.UnixListener).SetUnlinkOnClose(false)
 	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer ending.Close()
 	wg.Go(func() {
-		for {
-			c, err := rude.Accept()
-			if err != nil {
-				return
-			}
-			c.Close()
+		c, err := ending.Accept()
+		if err != nil {
+			return
 		}
+		c.Read(make([]byte, 1024))
+		ending.Close()
+		c.Close()
 	})
 	listen(t, path)
-	rude.Close()
-	wg.Wait()
 }
 
 func TestListenRefusesLiveSocket(t *testing.T) {
@@ -198,6 +205,72 @@ func TestListenRefusesLiveSocket(t *testing.T) {
 	}
 	// The refusal did no harm.
 	p.probe()
+}
+
+// unavailable is the Identity service of a plugin that is still starting.
+type unavailable struct {
+	csi.UnimplementedIdentityServer
+}
+
+func (unavailable) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return nil, status.Error(codes.Unavailable, "still starting")
+}
+
+// hangUp accepts connections, reads at most n bytes of each and closes it.
+func hangUp(l net.Listener, n int) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c.Read(make([]byte, n))
+		c.Close()
+	}
+}
+
+// Whatever shows a sign of life keeps its socket.
+func TestListenRefusesOtherServers(t *testing.T) {
+	notCSI := grpc.NewServer()
+	starting := grpc.NewServer()
+	csi.RegisterIdentityServer(starting, unavailable{})
+	web := &http.Server{}
+	for _, tt := range []struct {
+		name  string
+		serve func(net.Listener)
+		text  string
+	}{
+		{"gRPC without CSI", func(l net.Listener) { notCSI.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: rpc error: code = Unimplemented"},
+		{"plugin that is not ready", func(l net.Listener) { starting.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: rpc error: code = Unavailable desc = still starting"},
+		{"HTTP", func(l net.Listener) { web.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: "},
+		{"hangs up", func(l net.Listener) { hangUp(l, 1024) }, "something that hangs up"},
+		// Bytes that nobody read turn the close into a reset.
+		{"hangs up unread", func(l net.Listener) { hangUp(l, 1) }, "something that hangs up"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			path := dir(t) + "/csi.sock"
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			defer l.Close()
+			wg.Go(func() { tt.serve(l) })
+			before, err := os.Lstat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := csiserver.Listen(path); err == nil || !strings.Contains(err.Error(), "already served by ") || !strings.Contains(err.Error(), tt.text) {
+				t.Errorf("got %v, want %q", err, tt.text)
+			}
+			if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+				t.Errorf("it lost its socket (%v)", err)
+			}
+		})
+	}
+	notCSI.Stop()
+	starting.Stop()
+	web.Close()
 }
 
 func TestListenAtOnce(t *testing.T) {

@@ -80,9 +80,12 @@ func (s *Server) complete(info Info) error {
 // by ending their contexts. The contexts of calls do not derive from ctx.
 //
 // Serve returns nil after a stop in which every call could end, and an [*Error]
-// that names the calls it cut, or the failure of lis. It returns within a second
-// of the drain timeout even if a handler ignores its context; such a handler
-// keeps its goroutine until it returns by itself.
+// that names the calls it cut, or the failure of lis. A socket file that could
+// not be removed is such a failure: nothing is lost by it, the next [Listen]
+// replaces the file. Serve returns within a second of the drain timeout even if
+// a handler ignores its context, or another process holds up the removal of the
+// socket file; such a handler keeps its goroutine until it returns by itself. The
+// bound presumes of a lis that is not a [Listener] that its Close does not block.
 //
 // A server serves once; a second Serve fails and leaves its listener alone.
 func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
@@ -105,9 +108,8 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 			failure = nil // somebody closed lis to stop
 		}
 	}
-	cut := s.stop(gs, done)
-	// gRPC closes it as well, but after a hard stop perhaps not yet.
-	lis.Close()
+	cut, err := s.stop(gs, lis, done)
+	failure = errors.Join(failure, err)
 	if len(cut) > 0 {
 		failure = errors.Join(failure, fmt.Errorf("calls cut after %v: %s", s.drainTimeout, strings.Join(cut, ", ")))
 	}
@@ -118,20 +120,27 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	return nil
 }
 
-// stop ends gs within the bounds and names the calls that it cut. serve is what
-// gs.Serve returns.
-func (s *Server) stop(gs *grpc.Server, serve <-chan error) (cut []string) {
+// stop closes lis, ends gs within the bounds and names the calls that it cut.
+// serve is what gs.Serve returns.
+func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cut []string, err error) {
+	drain := time.NewTimer(s.drainTimeout)
+	defer drain.Stop()
+	end := time.Now().Add(s.drainTimeout + unwindTimeout)
+
+	// gRPC would close lis as well, but drop the error, and hold a mutex meanwhile
+	// that a hard stop needs.
+	if err = lis.Close(); errors.Is(err, net.ErrClosed) {
+		err = nil // somebody else closed it
+	}
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		gs.GracefulStop()
 		<-serve
 	}()
-	drain := time.NewTimer(s.drainTimeout)
-	defer drain.Stop()
 	select {
 	case <-drained:
-		return nil
+		return nil, err
 	case <-drain.C:
 	}
 
@@ -141,16 +150,16 @@ func (s *Server) stop(gs *grpc.Server, serve <-chan error) (cut []string) {
 		defer close(stopped)
 		gs.Stop()
 	}()
-	unwind := time.NewTimer(unwindTimeout)
+	unwind := time.NewTimer(time.Until(end))
 	defer unwind.Stop()
 	for _, c := range []<-chan struct{}{stopped, s.calls.whenIdle()} {
 		select {
 		case <-c:
 		case <-unwind.C:
-			return cut
+			return cut, err
 		}
 	}
-	return cut
+	return cut, err
 }
 
 func (s *Server) grpcServer() *grpc.Server {

@@ -500,6 +500,64 @@ func TestServeReportsAFailedListener(t *testing.T) {
 	}
 }
 
+// badClose fails to close, once.
+type badClose struct {
+	net.Listener
+	closed bool
+}
+
+var errClose = errors.New("cannot close")
+
+func (b *badClose) Close() error {
+	if b.closed {
+		return net.ErrClosed
+	}
+	b.closed = true
+	return errors.Join(b.Listener.Close(), errClose)
+}
+
+func TestServeReportsAFailedClose(t *testing.T) {
+	p := start(t, newServer(t), &badClose{Listener: listen(t, dir(t)+"/csi.sock")})
+	p.probe()
+	if err := p.wait(); !errors.Is(err, errClose) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Somebody else may close the listener when the process is told to stop, in any
+// order with Serve.
+func TestCloseRacesServe(t *testing.T) {
+	for _, listenWith := range []func(path string) net.Listener{
+		func(path string) net.Listener { return listen(t, path) },
+		func(path string) net.Listener {
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		},
+	} {
+		for range 20 {
+			path := dir(t) + "/csi.sock"
+			l := listenWith(path)
+			ctx, cancel := context.WithCancel(t.Context())
+			s := newServer(t)
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if err := s.Serve(ctx, l); err != nil {
+					t.Error(err)
+				}
+			})
+			cancel()
+			wg.Go(func() { l.Close() })
+			wg.Wait()
+			if exists(path) {
+				t.Error("the socket is still there")
+			}
+		}
+	}
+}
+
 func TestServeLeaksNothing(t *testing.T) {
 	p := serve(t, csiserver.WithNode(&node{unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error { return nil }}))
 	p.probe()
