@@ -384,6 +384,20 @@ func TestOlderChildren(t *testing.T) {
 	}
 }
 
+// A kill that meets threads on their way into and out of system calls, whose stops
+// the tracer has been told of but not looked at yet.
+func TestKillOfABusyProgram(t *testing.T) {
+	dir := t.TempDir()
+	for range 100 {
+		s := start(t, dir)
+		s.do(t, "noise")
+		s.Kill()
+		if err := s.Wait(); err == nil {
+			t.Fatal("killed, and ended with success")
+		}
+	}
+}
+
 func TestStartFails(t *testing.T) {
 	_, err := crash.Start(exec.Command("/nonexistent/driver"))
 	var e *crash.Error

@@ -243,10 +243,13 @@ func (p *Process) trace() error {
 			return nil
 		}
 		var status unix.WaitStatus
-		if _, err := wait4(pid, &status, unix.WALL|unix.WNOTHREAD); err != nil {
-			if errors.Is(err, unix.ECHILD) {
-				continue
-			}
+		// Not waiting: a thread that stopped may be killed before it is asked for, and
+		// the leader's end is not reported before that of all the other threads.
+		waited, err := wait4(pid, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG)
+		if waited == 0 && err == nil || errors.Is(err, unix.ECHILD) {
+			continue
+		}
+		if err != nil {
 			p.Kill()
 			return os.NewSyscallError("wait4", err)
 		}
