@@ -28,6 +28,10 @@ test-unprivileged: ## the tests that need no root, as the user nobody (root, to 
 fuzz: ## every fuzz test for FUZZTIME (default 30s)
 	hack/fuzz.sh $(or $(FUZZTIME),30s)
 
+.PHONY: torture
+torture: ## the long form of the kill tests (root)
+	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run Killed ./nodeops
+
 .PHONY: bench
 bench: ## every benchmark, once
 	$(GO) test -run '^$$' -bench . -benchmem ./...

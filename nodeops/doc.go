@@ -11,6 +11,10 @@
 //     every place where a file system, partition table or volume manager announces
 //     itself, and found blank by blkid as well. A device that cannot be read, holds
 //     something else or is in use is an error and is never written.
+//   - A mkfs that is cut off at any moment is made again, on another node as well: a
+//     mark on the device says that it was blank before. Without a whole mark, what a
+//     mkfs left is data, and an operator decides. mkfs does not discard the device;
+//     for that, run fstrim or mount with "discard".
 //   - A read-only publication is read-only from its first moment; a read-only raw
 //     block publication makes the device itself refuse writes.
 //   - Publish refuses to bind a staging path on which nothing is mounted, so a pod
@@ -43,6 +47,6 @@
 // grow a mounted ext4. Linux 5.12. On other systems every operation returns
 // errors.ErrUnsupported.
 //
-// Programs: mke2fs, e2fsck and resize2fs (e2fsprogs), mkfs.xfs and xfs_growfs
-// (xfsprogs), blkid (util-linux).
+// Programs: mke2fs, e2fsck and resize2fs (e2fsprogs), mkfs.xfs, xfs_repair
+// and xfs_growfs (xfsprogs), blkid (util-linux).
 package nodeops

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -28,6 +29,10 @@ type Config struct {
 	// seconds, less than 0 no time.
 	DeviceWait time.Duration
 
+	// MaxFormats is how many mkfs run at once; more wait until one of them ends, or
+	// their context. 0 sets no limit.
+	MaxFormats int
+
 	// Blocking runs what the kernel may block; share one to see all stuck work
 	// in one place. nil makes one for this Node.
 	Blocking *blocking.Group
@@ -40,6 +45,7 @@ type Node struct {
 	blocking *blocking.Group
 
 	deviceWait time.Duration
+	formats    chan struct{} // has room for as many as may run at once
 
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
@@ -58,6 +64,12 @@ func New(cfg Config) (*Node, error) {
 	}
 	if n.exec == nil {
 		n.exec = newRunner()
+	}
+	if cfg.MaxFormats < 0 {
+		return nil, fmt.Errorf("nodeops: MaxFormats is %d, want 0 (no limit) or more", cfg.MaxFormats)
+	}
+	if cfg.MaxFormats > 0 {
+		n.formats = make(chan struct{}, cfg.MaxFormats)
 	}
 	if n.blocking == nil {
 		n.blocking = new(blocking.Group)

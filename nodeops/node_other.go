@@ -3,6 +3,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 
 	"github.com/csikit/csikit/internal/mountapi"
@@ -11,7 +12,7 @@ import (
 
 func newRunner() exec.Interface { return exec.New() }
 
-func (n *Node) stageFilesystem(FilesystemStage, mountapi.Options) error {
+func (n *Node) stageFilesystem(context.Context, FilesystemStage, mountapi.Options) error {
 	return errors.ErrUnsupported
 }
 func (n *Node) unstage(string) error { return errors.ErrUnsupported }

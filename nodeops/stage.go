@@ -36,9 +36,10 @@ type FilesystemStage struct {
 // device is grown (before or after mounting, as its type needs it).
 //
 // It is idempotent, also after the process was killed at any point: whatever is
-// done already is found and checked. (A mkfs that was killed as well, as by a power
-// failure, may leave a device that is neither blank nor a file system: that is
-// KindPrecondition, for an operator to decide.) On an error nothing is mounted by
+// done already is found and checked. A mkfs that was cut off, by a power failure too,
+// is found by the mark that it ran under and made again, on another node as well;
+// only a mkfs of a device below 1 MiB has none, and leaves what is KindPrecondition,
+// for an operator to decide. On an error nothing is mounted by
 // this call. What else is mounted at the path is KindConflict, but for options of
 // the file system, which the kernel prints in words of its own and which are not
 // compared; a device that holds another file system,
@@ -55,7 +56,7 @@ func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
 	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func() error {
-		return n.stageFilesystem(r, opts)
+		return n.stageFilesystem(ctx, r, opts)
 	})
 }
 

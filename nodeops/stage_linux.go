@@ -1,21 +1,19 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
 )
 
-const blkidTimeout = 30 * time.Second
-
-func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err error) {
+func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts mountapi.Options) (err error) {
 	dev, err := n.awaitDevice(r.Device)
 	if err != nil {
 		return err
@@ -53,7 +51,7 @@ func (n *Node) stageFilesystem(r FilesystemStage, opts mountapi.Options) (err er
 	if others := table.nodes(dev); len(others) > 0 {
 		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
 	}
-	if err := n.prepare(r, dev, readOnly); err != nil {
+	if err := n.prepare(ctx, r, dev, readOnly); err != nil {
 		return err
 	}
 	if err := mountDevice(dev, target, r.FSType, opts); err != nil {
@@ -138,87 +136,49 @@ func giveToGroup(target, group string) error {
 // prepare makes the device hold a file system that can be mounted. Who holds the
 // device while we look is either a mount, then it can be mounted once more, or a
 // program, then the kernel refuses the mount.
-func (n *Node) prepare(r FilesystemStage, dev *device, readOnly bool) error {
+func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, readOnly bool) error {
 	release, busy := dev.hold()
 	if busy == nil {
 		defer release()
 	}
-	found, err := dev.probe()
+	found, err := dev.look(r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}
-	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean) {
+	// A mark says that its mkfs runs, and has not been seen to end.
+	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
 		return busy
 	}
-	if found.Kind == probe.Blank {
+	if found.Kind == probe.Blank || found.cutOff(r.FSType) {
 		switch {
 		case r.MustHoldData:
-			return faultf(KindPrecondition, "%s is blank, but the volume was made from data: it may be the wrong device, or its copy failed", dev.path)
+			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, but the volume was made from data: it may be the wrong device, or its copy failed", dev.path)
 		case readOnly:
-			return faultf(KindPrecondition, "%s is blank and is to be mounted read-only: stage the volume read-write once", dev.path)
+			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, and is to be mounted read-only: stage the volume read-write once", dev.path)
 		}
-		return n.format(r, dev, release)
+		return n.format(ctx, r, dev, found, release)
 	}
 	if found.Kind != probe.Filesystem {
-		return faultf(KindPrecondition, "%s holds %v; it is formatted only when it is blank: if nobody needs that data, wipe the device and try again", dev.path, found)
+		return faultf(KindPrecondition, "%s holds %v; it is formatted only when it is blank: "+zeroing, dev.path, found, dev.path)
 	}
 	if found.Type != r.FSType {
-		return faultf(KindPrecondition, "%s holds a %v, the volume is to have %s: use that type, or wipe the device if nobody needs its data", dev.path, found, r.FSType)
+		return faultf(KindPrecondition, "%s holds a %v, the volume is to have %s: use that type; "+zeroing, dev.path, found, r.FSType, dev.path)
 	}
 	if found.Size > dev.size {
 		return faultf(KindPrecondition, "%s has %d bytes but holds a %v: the device is too small for it", dev.path, dev.size, found)
 	}
-	if r.FSType == "xfs" && !found.Clean {
-		return faultf(KindPrecondition, "%s holds an xfs whose mkfs did not come to its end: wipe the device if nobody needs its data", dev.path)
+	if found.Incomplete {
+		return faultf(KindPrecondition, "%s holds an %s whose mkfs did not come to its end, and nothing shows that it was blank before: "+zeroing, dev.path, found.Type, dev.path)
+	}
+	if len(found.mark.ours) > 0 && !readOnly {
+		if err := n.finishFormat(dev, found); err != nil {
+			return err
+		}
 	}
 	if r.FSType != "ext4" || readOnly || busy != nil || (found.Clean && found.Full) {
 		return nil
 	}
-	return n.checkAndGrowExt(dev, found, release)
-}
-
-// format makes a file system on a device that was found blank while it was
-// held, if blkid finds it blank as well.
-func (n *Node) format(r FilesystemStage, dev *device, release func()) error {
-	if err := n.secondOpinion(dev); err != nil {
-		return err
-	}
-	fs := filesystems[r.FSType]
-	args := slices.Clone(fs.mkfs[1:])
-	if r.Prezeroed {
-		args = append(args, fs.prezeroed...)
-	}
-	args = append(args, dev.path)
-	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size)
-	release() // mkfs takes the device exclusively itself: of two, one fails without writing
-	status, output, err := n.command(0, fs.mkfs[0], args...)
-	if err != nil {
-		return err
-	}
-	if status != 0 {
-		return faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
-	}
-	found, err := dev.probe()
-	if err != nil {
-		return err
-	}
-	if found.Kind != probe.Filesystem || found.Type != r.FSType {
-		return faultf(KindUncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
-	}
-	return nil
-}
-
-// secondOpinion asks blkid, which knows more signatures than we do.
-func (n *Node) secondOpinion(dev *device) error {
-	status, output, err := n.command(blkidTimeout, "blkid", "-p", "-o", "export", dev.path)
-	if err != nil {
-		return err
-	}
-	// blkid(8): 2 is "nothing found", and also "cannot read"; that we can read was seen.
-	if status != 2 {
-		return faultf(KindPrecondition, "%s reads as blank, but blkid (exit status %d) says: %s", dev.path, status, output)
-	}
-	return nil
+	return n.checkAndGrowExt(dev, found.Result, release)
 }
 
 // checkAndGrowExt checks an ext4 that records errors, and grows one that is

@@ -14,6 +14,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sync"
+	"sync/atomic"
 )
 
 // Kind is what a device holds.
@@ -23,30 +25,38 @@ type Kind int
 const (
 	Blank      Kind = iota // read in every place where something might announce itself, and zero there
 	Filesystem             // a file system whose superblock was understood
-	Foreign                // anything else: Result.Type names it where it is known
+
+	// Foreign is anything else. Result.Type is blkid's name for it where it is known
+	// (crypto_LUKS, LVM2_member, swap, gpt, dos, ...); ext, xfs or btrfs for one without
+	// a sound superblock in the first place; else "".
+	Foreign
 )
 
 // Result describes the contents of a device.
 type Result struct {
-	Kind      Kind
-	Type      string // ext2, ext3, ext4, xfs, btrfs; or what is foreign: crypto_LUKS, LVM2_member, swap, gpt, dos, ""
-	UUID      string
-	Label     string
-	Size      int64 // bytes that the file system claims; 0 where unknown
-	BlockSize int64
-	Clean     bool // the superblock asks for no check: no error was recorded and mkfs came to its end
-	Full      bool // the file system cannot use more of the device than it does
+	Kind       Kind
+	Type       string // of a file system: ext2, ext3, ext4, xfs, btrfs; or as Foreign says
+	UUID       string
+	Label      string
+	Size       int64 // bytes that the file system claims; 0 where unknown
+	BlockSize  int64
+	Incomplete bool // the superblock says that mkfs did not come to its end
+	Clean      bool // the superblock asks for no check: complete, and no error was recorded
+	Full       bool // the file system cannot use more of the device than it does
 }
 
 func (r Result) String() string {
-	switch r.Kind {
-	case Blank:
+	switch {
+	case r.Kind == Blank:
 		return "blank"
-	case Filesystem:
+	case r.Incomplete:
+		return fmt.Sprintf("unfinished %s file system (uuid %s)", r.Type, r.UUID)
+	case r.Kind == Filesystem:
 		return fmt.Sprintf("%s file system (uuid %s, %d bytes)", r.Type, r.UUID, r.Size)
-	}
-	if r.Type == "" {
+	case r.Type == "":
 		return "data of an unknown kind"
+	case r.Type == "ext" || r.Type == "xfs" || r.Type == "btrfs":
+		return "parts of a damaged " + r.Type + " file system"
 	}
 	return r.Type + " data"
 }
@@ -66,7 +76,7 @@ const (
 	samples     = 64
 )
 
-// Probe reads the device behind r, of size bytes.
+// Probe reads the device behind r, of size bytes, in several places at once.
 func Probe(r io.ReaderAt, size int64) (Result, error) {
 	if size <= 0 {
 		return Result{}, fmt.Errorf("%w: its size is %d bytes", ErrUnreadable, size)
@@ -75,22 +85,48 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	if res, ok := identify(start, size); ok {
-		return res, nil
+	if name := find(containers, start); name != "" {
+		return Result{Kind: Foreign, Type: name}, nil
+	}
+	for _, parse := range []func([]byte, int64) (Result, bool){ext, xfs, btrfs} {
+		if res, ok := parse(start, size); ok {
+			return inContainer(r, size, res)
+		}
+	}
+	if name := find(others, start); name != "" {
+		return Result{Kind: Foreign, Type: name}, nil
 	}
 	if !zero(start) {
-		return Result{Kind: Foreign}, nil
+		return unknown(r, size)
 	}
-	for _, z := range zones(size) {
-		part, err := read(r, z.off, z.n)
-		if err != nil {
-			return Result{}, err
-		}
-		if !zero(part) {
-			return Result{Kind: Foreign}, nil
-		}
+	blank, err := allZero(r, zones(size))
+	if err != nil {
+		return Result{}, err
+	}
+	if !blank {
+		return unknown(r, size)
 	}
 	return Result{Kind: Blank}, nil
+}
+
+// inContainer looks behind the file system for what keeps its own superblock
+// there: half of a mirror looks like a file system from the front, and writing to
+// it would tear the mirror apart. What lies inside of the file system is its users'.
+func inContainer(r io.ReaderAt, size int64, res Result) (Result, error) {
+	if res.Kind != Filesystem {
+		return res, nil
+	}
+	name, err := findFar(r, size, res.Size, func(s signature) bool { return s.container })
+	if err != nil || name == "" {
+		return res, err
+	}
+	return Result{Kind: Foreign, Type: name}, nil
+}
+
+// unknown names data that does not announce itself at the start of the device.
+func unknown(r io.ReaderAt, size int64) (Result, error) {
+	name, err := findFar(r, size, 0, func(signature) bool { return true })
+	return Result{Kind: Foreign, Type: name}, err
 }
 
 type zone struct{ off, n int64 }
@@ -111,6 +147,37 @@ func zones(size int64) []zone {
 	return z
 }
 
+// allZero reads several zones at once: on a network disk each takes a round trip,
+// and there are about a hundred.
+func allZero(r io.ReaderAt, zones []zone) (bool, error) {
+	var (
+		next  atomic.Int64
+		bad   atomic.Bool
+		dirty atomic.Bool
+		errs  [8]error
+		wg    sync.WaitGroup
+	)
+	for i := range errs {
+		wg.Go(func() {
+			buf := make([]byte, mib)
+			for !bad.Load() {
+				k := next.Add(1) - 1
+				if k >= int64(len(zones)) {
+					return
+				}
+				part := buf[:zones[k].n]
+				if errs[i] = readInto(r, part, zones[k].off); errs[i] != nil {
+					bad.Store(true)
+				} else if !zero(part) {
+					dirty.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return !dirty.Load(), errors.Join(errs[:]...)
+}
+
 // offsets lists where, between head and tail, a device whose head was wiped
 // still shows that it is in use: backup superblocks and a coarse sample.
 func offsets(size int64) []int64 {
@@ -120,6 +187,7 @@ func offsets(size int64) []int64 {
 			at = append(at, off)
 		}
 	}
+	add(4 * mib)  // the last place of the second LUKS2 header
 	add(64 * mib) // btrfs superblock mirrors
 	add(256 * gib)
 	// ext backups stand in groups 1 and the powers of 3, 5 and 7 (sparse_super);
@@ -142,13 +210,17 @@ func offsets(size int64) []int64 {
 
 func read(r io.ReaderAt, off, n int64) ([]byte, error) {
 	buf := make([]byte, n)
-	if got, err := r.ReadAt(buf, off); int64(got) != n {
+	return buf, readInto(r, buf, off)
+}
+
+func readInto(r io.ReaderAt, buf []byte, off int64) error {
+	if n, err := r.ReadAt(buf, off); n != len(buf) {
 		if err == nil {
 			err = io.ErrUnexpectedEOF
 		}
-		return nil, fmt.Errorf("%w: %d bytes at %d: %w", ErrUnreadable, n, off, err)
+		return fmt.Errorf("%w: %d bytes at %d: %w", ErrUnreadable, len(buf), off, err)
 	}
-	return buf, nil
+	return nil
 }
 
 func zero(b []byte) bool {
@@ -164,34 +236,6 @@ func zero(b []byte) bool {
 		}
 	}
 	return true
-}
-
-// identify recognises what announces itself in the first bytes of a device.
-func identify(head []byte, size int64) (Result, bool) {
-	for _, parse := range []func([]byte, int64) (Result, bool){ext, xfs, btrfs} {
-		if r, ok := parse(head, size); ok {
-			return r, true
-		}
-	}
-	for _, s := range []struct {
-		name  string
-		at    int
-		magic string
-	}{
-		{"crypto_LUKS", 0, "LUKS\xba\xbe"},
-		{"LVM2_member", 0, "LABELONE"}, {"LVM2_member", 512, "LABELONE"},
-		{"LVM2_member", 1024, "LABELONE"}, {"LVM2_member", 1536, "LABELONE"},
-		{"swap", 4086, "SWAPSPACE2"}, {"swap", 65526, "SWAPSPACE2"},
-		{"linux_raid_member", 0, "\xfc\x4e\x2b\xa9"}, {"linux_raid_member", 4096, "\xfc\x4e\x2b\xa9"},
-		{"squashfs", 0, "hsqs"},
-		{"gpt", 512, "EFI PART"}, {"gpt", 4096, "EFI PART"},
-		{"dos", 510, "\x55\xaa"},
-	} {
-		if len(head) >= s.at+len(s.magic) && string(head[s.at:s.at+len(s.magic)]) == s.magic {
-			return Result{Kind: Foreign, Type: s.name}, true
-		}
-	}
-	return Result{}, false
 }
 
 func uuid(b []byte) string {

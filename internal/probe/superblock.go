@@ -30,8 +30,11 @@ func ext(head []byte, size int64) (Result, bool) {
 	if incompat&extIncompat64Bit != 0 {
 		blocks |= uint64(le.Uint32(sb[0x150:])) << 32
 	}
-	if log > 6 || blocks == 0 || blocks > 1<<62>>(10+log) || incompat&extJournalDeviceIC != 0 {
-		return Result{Kind: Foreign, Type: "ext with a damaged superblock"}, true
+	if incompat&extJournalDeviceIC != 0 {
+		return Result{Kind: Foreign, Type: "jbd"}, true
+	}
+	if log > 6 || blocks == 0 || blocks > 1<<62>>(10+log) {
+		return Result{Kind: Foreign, Type: "ext"}, true
 	}
 	blockSize := int64(1024) << log
 	r := Result{
@@ -80,14 +83,14 @@ func xfs(head []byte, size int64) (Result, bool) {
 	be := binary.BigEndian
 	blockSize, blocks := be.Uint32(head[4:]), be.Uint64(head[8:])
 	if blockSize < 512 || blockSize > 64<<10 || blockSize&(blockSize-1) != 0 || blocks == 0 || blocks > 1<<62/uint64(blockSize) {
-		return Result{Kind: Foreign, Type: "xfs with a damaged superblock"}, true
+		return Result{Kind: Foreign, Type: "xfs"}, true
 	}
 	inProgress := head[126] != 0
 	r := Result{
 		Kind: Filesystem, Type: "xfs",
 		UUID: uuid(head[32:48]), Label: text(head[108:120]),
 		Size: int64(blocks) * int64(blockSize), BlockSize: int64(blockSize),
-		Clean: !inProgress,
+		Incomplete: inProgress, Clean: !inProgress,
 	}
 	r.Full = XFSFull(r.Size, int64(blockSize), size)
 	return r, true
@@ -99,18 +102,29 @@ func XFSFull(fsSize, blockSize, size int64) bool { return size-fsSize < 64*block
 
 func btrfs(head []byte, size int64) (Result, bool) {
 	const at = 64 << 10
-	if len(head) < at+4096 || string(head[at+0x40:at+0x48]) != "_BHRfS_M" {
+	if len(head) < at+4096 {
 		return Result{}, false
 	}
 	sb := head[at : at+4096]
+	// mkfs.btrfs gives the superblock another magic until all the rest is written.
+	magic := string(sb[0x40:0x48])
+	unfinished := magic == "!BHRfS_M"
+	if magic != "_BHRfS_M" && !unfinished {
+		return Result{}, false
+	}
+	const flagError = 1 << 2
 	le := binary.LittleEndian
-	total := le.Uint64(sb[0x70:])
-	if total == 0 || total > 1<<62 {
-		return Result{Kind: Foreign, Type: "btrfs with a damaged superblock"}, true
+	total, sector := le.Uint64(sb[0x70:]), int64(le.Uint32(sb[0x90:]))
+	device := le.Uint64(sb[0xc9+8:]) // of this device; total is that of all
+	if total == 0 || total > 1<<62 || device > total {
+		return Result{Kind: Foreign, Type: "btrfs"}, true
 	}
 	return Result{
 		Kind: Filesystem, Type: "btrfs",
 		UUID: uuid(sb[0x20:0x30]), Label: text(sb[0x12b : 0x12b+256]),
-		Size: int64(total), BlockSize: int64(le.Uint32(sb[0x90:])), Clean: true,
+		Size: int64(total), BlockSize: sector,
+		Incomplete: unfinished,
+		Clean:      !unfinished && le.Uint64(sb[0x38:])&flagError == 0,
+		Full:       size-int64(device) < max(sector, 4096), // it uses whole sectors
 	}, true
 }

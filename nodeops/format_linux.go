@@ -1,0 +1,282 @@
+package nodeops
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/csikit/csikit/internal/probe"
+	"golang.org/x/sys/unix"
+)
+
+const blkidTimeout = 30 * time.Second
+
+// zeroing is what an operator does with a device whose data nobody needs: erasing
+// signatures alone would leave a device that is not blank.
+const zeroing = "if nobody needs that data, zero the device (blkdiscard -z %s) and try again"
+
+// contents is what prepare knows of a device.
+type contents struct {
+	probe.Result
+	mark markSearch
+}
+
+// look reads the device, and through to the disk if it is held: then no file
+// system on this node has a newer state of it in memory.
+func (d *device) look(volumeID string, held bool) (contents, error) {
+	var r io.ReaderAt = d.file
+	if held {
+		disk, err := d.direct()
+		if err != nil {
+			return contents{}, err
+		}
+		defer disk.Close()
+		r = disk
+	}
+	mark, err := searchMark(r, volumeID, d.size)
+	if err != nil {
+		return contents{}, err
+	}
+	found, err := probe.Probe(mark.without(r), d.size)
+	if found.Kind == probe.Blank && mark.foreign != "" {
+		found.Kind = probe.Foreign
+	}
+	return contents{found, mark}, err
+}
+
+func (c contents) String() string {
+	if c.Kind == probe.Foreign && c.Type == "" && c.mark.foreign != "" {
+		return c.mark.foreign
+	}
+	return c.Result.String()
+}
+
+// cutOff reports whether the device holds what a mkfs of this type left when it
+// was cut off. The mark says that it was blank before; what mkfs never writes has
+// come since, and is somebody's.
+func (c contents) cutOff(fsType string) bool {
+	if !c.mark.whole(fsType) {
+		return false
+	}
+	switch c.Kind {
+	case probe.Filesystem:
+		return c.Incomplete && c.Type == fsType
+	case probe.Foreign:
+		return strings.HasPrefix(fsType, c.Type) // "", or "ext" for ext4: parts of one
+	}
+	return false
+}
+
+// format makes a file system on a device that was found blank, or cut off while
+// blank, while it was held; if it was found blank, by blkid as well.
+func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found contents, release func()) error {
+	again := found.Kind != probe.Blank
+	if !again {
+		if err := n.secondOpinion(dev); err != nil {
+			return err
+		}
+	}
+	done, err := n.formatSlot(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+
+	m := newMark(r.VolumeID, r.FSType, dev.size)
+	if err := dev.writeMark(m); err != nil {
+		return &fault{kind: KindUncertain, err: err}
+	}
+	fs := filesystems[r.FSType]
+	args := slices.Clone(fs.mkfs[1:])
+	switch {
+	case again: // the device does not read as zeros any more
+		args = append(args, fs.again...)
+	case r.Prezeroed:
+		args = append(args, fs.prezeroed...)
+	}
+	args = append(args, dev.path)
+	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_cut_off", again)
+	release() // mkfs takes the device exclusively itself: of two, one fails without writing
+	status, output, failed := n.command(0, fs.mkfs[0], args...)
+	if failed == nil && status != 0 {
+		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
+	}
+	release, err = dev.hold() // nobody is to mount it before the mark is gone
+	if err != nil {
+		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+	}
+	defer release()
+	found, err = dev.look(r.VolumeID, true)
+	if err == nil {
+		err = found.mark.sameAs(m)
+	}
+	// A mkfs that could not be run, or refused, is to leave the device as it was.
+	if err == nil && failed != nil && found.Kind == probe.Blank {
+		if err = dev.clearMark(found.mark); err == nil {
+			return failed
+		}
+	}
+	switch {
+	case failed != nil || err != nil:
+		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+	case found.Kind != probe.Filesystem || found.Type != r.FSType || found.Incomplete:
+		return faultf(KindUncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
+	case !found.mark.whole(r.FSType) && len(found.mark.places) > 0:
+		n.log.Warn("mkfs writes where its mark stands: had it been cut off, it would not be known", "command", args, "bytes", dev.size, "places", found.mark.places)
+	}
+	return dev.clearMark(found.mark)
+}
+
+// formatSlot waits until fewer mkfs run than are allowed.
+func (n *Node) formatSlot(ctx context.Context) (done func(), err error) {
+	if n.formats == nil {
+		return func() {}, nil
+	}
+	select {
+	case n.formats <- struct{}{}:
+		return func() { <-n.formats }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for one of %d mkfs that run at once: %w", cap(n.formats), ctx.Err())
+	}
+}
+
+// finishFormat clears the mark on a complete file system: the call that made it
+// came to its end just before it did so.
+func (n *Node) finishFormat(dev *device, found contents) error {
+	// After a power failure the superblock may have reached the disk before the
+	// rest: mkfs.xfs does not wait between the two.
+	check := filesystems[found.Type].check
+	status, output, err := n.command(0, check[0], append(slices.Clone(check[1:]), dev.path)...)
+	if err != nil {
+		return err
+	}
+	if status != 0 {
+		return faultf(KindPrecondition, "%s holds a %v whose mkfs was cut off, and %s finds it damaged (exit status %d); "+zeroing+": %s",
+			dev.path, found, check[0], status, dev.path, output)
+	}
+	return dev.clearMark(found.mark)
+}
+
+// secondOpinion asks blkid, which knows more signatures than we do.
+func (n *Node) secondOpinion(dev *device) error {
+	status, output, err := n.command(blkidTimeout, "blkid", "-p", "-o", "export", dev.path)
+	if err != nil {
+		return err
+	}
+	// blkid(8): 2 is "nothing found", and also "cannot read"; that we can read was seen.
+	if status != 2 {
+		return faultf(KindPrecondition, "%s reads as blank, but blkid (exit status %d) says: %s", dev.path, status, output)
+	}
+	return nil
+}
+
+// writeMark writes the mark in all its places, and reads it back from the disk.
+func (d *device) writeMark(m mark) error {
+	places := markPlaces(d.size)
+	blocks := make(map[int64][]byte, len(places))
+	for _, place := range places {
+		blocks[place] = m.encode(place)
+	}
+	if err := d.writeBlocks(blocks); err != nil {
+		return fmt.Errorf("mark %s before mkfs: %w", d.path, err)
+	}
+	return d.compareBlocks(blocks)
+}
+
+// clearMark overwrites the places of the mark that was found with zeros, if it
+// still is what was found. All that was written to the device before is durable then.
+func (d *device) clearMark(s markSearch) error {
+	if err := d.compareBlocks(s.ours); err != nil {
+		return &fault{kind: KindUncertain, err: err}
+	}
+	zeros := make(map[int64][]byte, len(s.ours))
+	for place := range s.ours {
+		zeros[place] = make([]byte, markSize)
+	}
+	if err := d.writeBlocks(zeros); err != nil {
+		return faultf(KindUncertain, "clear the mark of mkfs on %s: %w", d.path, err)
+	}
+	return nil
+}
+
+// writeBlocks makes durable first what was written before, then the blocks.
+func (d *device) writeBlocks(blocks map[int64][]byte) error {
+	f, err := d.reopen(unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	for place, block := range blocks {
+		if _, err := f.WriteAt(block, place); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}
+
+func (d *device) compareBlocks(blocks map[int64][]byte) error {
+	disk, err := d.direct()
+	if err != nil {
+		return err
+	}
+	defer disk.Close()
+	for place, want := range blocks {
+		have := make([]byte, len(want))
+		if _, err := disk.ReadAt(have, place); err != nil {
+			return fmt.Errorf("read the mark of mkfs on %s back: %w", d.path, err)
+		}
+		if !bytes.Equal(have, want) {
+			return fmt.Errorf("%s does not hold at byte %d what was written there: does another node write to it?", d.path, place)
+		}
+	}
+	return nil
+}
+
+// disk reads a device past the page cache.
+type disk struct {
+	*os.File
+	aligned io.ReaderAt
+	cached  *os.File
+}
+
+func (d disk) ReadAt(p []byte, off int64) (int, error) {
+	n, err := d.aligned.ReadAt(p, off)
+	if errors.Is(err, unix.EINVAL) { // says that this cannot be read directly, not that it cannot be read
+		return d.cached.ReadAt(p, off)
+	}
+	return n, err
+}
+
+func (d *device) direct() (disk, error) {
+	f, err := d.reopen(unix.O_RDONLY | unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = d.reopen(unix.O_RDONLY)
+	}
+	if err != nil {
+		return disk{}, err
+	}
+	block, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		f.Close()
+		return disk{}, os.NewSyscallError("ioctl BLKSSZGET", err)
+	}
+	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
+}
+
+// reopen opens the same device anew, whatever its path leads to by now.
+func (d *device) reopen(flags int) (*os.File, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), d.path), nil
+}

@@ -1,0 +1,549 @@
+package nodeops
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/csitest/crash"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/probe"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+)
+
+const gib = int64(1) << 30
+
+// open returns the fixture's device.
+func (f *fixture) open() *device {
+	f.t.Helper()
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(f.t, err)
+	f.t.Cleanup(d.close)
+	return d
+}
+
+func (f *fixture) look() contents {
+	f.t.Helper()
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(f.t, err)
+	defer d.close()
+	found, err := d.look("v", true)
+	ok(f.t, err)
+	return found
+}
+
+// put writes to the device.
+func (f *fixture) put(off int64, text []byte) {
+	f.t.Helper()
+	d, err := os.OpenFile(f.dev.Path, os.O_WRONLY, 0)
+	if err == nil {
+		_, err = d.WriteAt(text, off)
+		err = errors.Join(err, d.Sync(), d.Close())
+	}
+	ok(f.t, err)
+}
+
+func (f *fixture) putMark(m mark) {
+	f.t.Helper()
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(f.t, err)
+	defer d.close()
+	ok(f.t, d.writeMark(m))
+}
+
+// reattach attaches the image anew, as another node would.
+func (f *fixture) reattach(image string) {
+	f.t.Helper()
+	ok(f.t, f.dev.Detach(context.Background()))
+	dev, err := loopdev.Attach(context.Background(), image)
+	ok(f.t, err)
+	f.image, f.dev = image, dev
+}
+
+func (f *fixture) mkfs(fsType string, more ...string) {
+	f.t.Helper()
+	args := append(slices.Clone(filesystems[fsType].mkfs), more...)
+	status, output, err := f.node.command(0, args[0], append(args[1:], f.dev.Path)...)
+	if err != nil || status != 0 {
+		f.t.Fatalf("%v: %d, %v: %s", args, status, err, output)
+	}
+}
+
+func (f *fixture) unstage() {
+	f.t.Helper()
+	ok(f.t, f.node.Unstage(context.Background(), "v", f.staging))
+}
+
+// The installed programs write to no place of the mark: a mkfs that was cut off has
+// written a part of what this one writes.
+func TestMarkSurvivesMkfs(t *testing.T) {
+	gate.Tools(t, "mkfs.btrfs")
+	programs := []struct {
+		name string
+		min  int64
+		args []string
+	}{
+		{"ext4", mib, filesystems["ext4"].mkfs},
+		{"ext4 lazy", mib, append(slices.Clone(filesystems["ext4"].mkfs), filesystems["ext4"].prezeroed...)},
+		{"ext4 not lazy", mib, []string{"mke2fs", "-q", "-t", "ext4", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"}},
+		{"ext4 for old kernels", mib, append(slices.Clone(filesystems["ext4"].mkfs), "-O", "^64bit,^metadata_csum")},
+		{"xfs", 300 * mib, filesystems["xfs"].mkfs},
+		{"xfs striped", gib, append(slices.Clone(filesystems["xfs"].mkfs), "-d", "su=64k,sw=4")},
+		{"btrfs", 128 * mib, []string{"mkfs.btrfs", "-q", "-K"}},
+	}
+	sizes := []int64{
+		mib, 2*mib + 512, 5 * mib, 11 * mib, 16 * mib, 24 * mib, 31*mib + 512, 32 * mib, 40 * mib, 64 * mib, 100 * mib,
+		128 * mib, 255 * mib, 256 * mib, 300 * mib, 331 * mib, 511 * mib, 512 * mib, gib, gib + 1234*512, 3 * gib, 10 * gib, 100 * gib, 1024 * gib,
+	}
+	for _, size := range sizes {
+		f := newFixture(t, size)
+		for _, p := range programs {
+			if size < p.min || p.name == "ext4 not lazy" && size > gib {
+				continue
+			}
+			m := newMark("v", "ext4", size)
+			f.putMark(m)
+			if out, err := exec.Command(p.args[0], append(p.args[1:], f.dev.Path)...).CombinedOutput(); err != nil {
+				t.Fatalf("%s of %d bytes: %v: %s", p.name, size, err, out)
+			}
+			if found := f.look(); !found.mark.whole("ext4") || found.Kind != probe.Filesystem {
+				t.Errorf("%s of %d bytes: %d of %d places left; holds %v", p.name, size, len(found.mark.ours), len(found.mark.places), found)
+			}
+			f.erase()
+		}
+	}
+}
+
+// erase makes the device blank.
+func (f *fixture) erase() {
+	f.t.Helper()
+	d, err := os.OpenFile(f.dev.Path, os.O_RDWR, 0)
+	ok(f.t, err)
+	defer d.Close()
+	ok(f.t, unix.Fallocate(int(d.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, f.dev.Size))
+}
+
+// What is not ours, or is not whole, is data.
+func TestMarkIsNotEnough(t *testing.T) {
+	const size = 64 * mib
+	places := markPlaces(size)
+	debris := func(f *fixture) {
+		f.put(20*mib, []byte("as mke2fs might leave it, or precious"))
+		f.put(0, []byte("x"))
+	}
+	tests := []struct {
+		name  string
+		setup func(*fixture)
+		words string
+	}{
+		{"no mark", debris, "unknown kind"},
+		{"another volume's", func(f *fixture) { f.putMark(newMark("w", "ext4", size)); debris(f) }, `volume "w"`},
+		{"another volume's on a blank device", func(f *fixture) { f.putMark(newMark("w", "ext4", size)) }, `volume "w"`},
+		{"another size's", func(f *fixture) { f.putMark(newMark("v", "ext4", size-512)); debris(f) }, "67108352 bytes"},
+		{"another type's", func(f *fixture) { f.putMark(newMark("v", "xfs", size)); debris(f) }, "unknown kind"},
+		{"half of it", func(f *fixture) {
+			f.putMark(newMark("v", "ext4", size))
+			debris(f)
+			f.put(places[0], make([]byte, markSize))
+		}, "unknown kind"},
+		{"overwritten", func(f *fixture) {
+			f.putMark(newMark("v", "ext4", size))
+			debris(f)
+			f.put(places[1]+600, []byte("precious"))
+		}, "unknown kind"},
+		{"data in its place", func(f *fixture) { f.put(places[1], []byte("precious")) }, "unknown kind"},
+		{"something that mkfs does not write", func(f *fixture) {
+			f.putMark(newMark("v", "ext4", size))
+			f.put(0, []byte("LUKS\xba\xbe"))
+		}, "crypto_LUKS"},
+		{"another file system", func(f *fixture) {
+			f.putMark(newMark("v", "ext4", size))
+			f.put(64<<10+0x40, []byte("_BHRfS_M"))
+		}, "parts of a damaged btrfs"},
+		{"clone or restore", func(f *fixture) { f.putMark(newMark("v", "ext4", size)); debris(f) }, "was made from data"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			f := newFixture(t, size)
+			test.setup(f)
+			before, err := os.ReadFile(f.image)
+			ok(t, err)
+			r := f.stageRequest("ext4")
+			r.MustHoldData = test.name == "clone or restore"
+			wantKind(t, f.stage(r), KindPrecondition, test.words)
+			after, err := os.ReadFile(f.image)
+			ok(t, err)
+			if !bytes.Equal(before, after) {
+				t.Error("the device was written")
+			}
+		})
+	}
+	t.Run("read-only", func(t *testing.T) {
+		f := newFixture(t, size)
+		f.putMark(newMark("v", "ext4", size))
+		debris(f)
+		r := f.stageRequest("ext4")
+		r.ReadOnly = true
+		wantKind(t, f.stage(r), KindPrecondition, "stage the volume read-write once")
+		ok(t, f.stage(f.stageRequest("ext4"))) // which is the one case where it is formatted
+	})
+}
+
+// The first call came to its end but for the mark.
+func TestCompleteWithMark(t *testing.T) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			f := newFixture(t, c.size)
+			m := newMark("v", c.fsType, c.size)
+			f.putMark(m)
+			f.mkfs(c.fsType)
+			uuid := f.look().UUID
+
+			r := f.stageRequest(c.fsType)
+			r.ReadOnly = true
+			ok(t, f.stage(r))
+			f.unstage()
+			if !f.look().mark.whole(c.fsType) {
+				t.Error("staging read-only wrote to the device")
+			}
+			f.mustStage(c.fsType)
+			f.write(f.staging+"/file", "data")
+			f.unstage()
+			if found := f.look(); found.UUID != uuid || len(found.mark.ours) > 0 {
+				t.Errorf("%v, %d places left; want file system %s without a mark", found, len(found.mark.ours), uuid)
+			}
+
+			// What looks like a mark in a file: no new file system, whoever made it.
+			for _, m := range []mark{m, newMark("w", c.fsType, c.size), newMark("v", "btrfs", c.size)} {
+				f.putMark(m)
+				f.mustStage(c.fsType)
+				if got, err := os.ReadFile(f.staging + "/file"); string(got) != "data" {
+					t.Fatalf("the file holds %q, %v", got, err)
+				}
+				f.unstage()
+				for _, place := range markPlaces(c.size) {
+					block := make([]byte, markSize)
+					_, err := f.open().file.ReadAt(block, place)
+					ok(t, err)
+					if want := m.volume == "w"; bytes.Equal(block, m.encode(place)) != want {
+						t.Errorf("mark of volume %s, %s: still there: %v, want %v", m.volume, m.fsType, !want, want)
+					}
+				}
+			}
+			// Half of the mark: clearing was cut off.
+			f.putMark(m)
+			f.put(markPlaces(c.size)[0], make([]byte, markSize))
+			f.mustStage(c.fsType)
+			f.unstage()
+			if n := len(f.look().mark.ours); n > 0 {
+				t.Errorf("%d places left", n)
+			}
+		})
+		t.Run(c.fsType+" damaged", func(t *testing.T) {
+			f := newFixture(t, c.size)
+			f.putMark(newMark("v", c.fsType, c.size))
+			f.mkfs(c.fsType)
+			f.put(map[string]int64{"ext4": 266240, "xfs": 4096}[c.fsType], bytes.Repeat([]byte{0xff}, 8192))
+			wantKind(t, f.stage(f.stageRequest(c.fsType)), KindPrecondition, "damaged", "blkdiscard -z")
+			if !f.look().mark.whole(c.fsType) {
+				t.Error("the mark is gone")
+			}
+		})
+	}
+}
+
+// A mkfs that refuses leaves the device as blank as it was, for another type.
+func TestMkfsRefuses(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	wantKind(t, f.stage(f.stageRequest("xfs")), KindUncertain, "mkfs.xfs", "300MB")
+	all, err := os.ReadFile(f.image)
+	ok(t, err)
+	if len(bytes.Trim(all, "\x00")) > 0 {
+		t.Error("something is left on the device")
+	}
+	f.mustStage("ext4")
+}
+
+// A mkfs that the machine kills (for want of memory, say) is repeated.
+func TestMkfsKilled(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	fake := t.TempDir()
+	script := `#!/bin/sh
+for dev; do :; done
+printf x | dd of=$dev bs=1 seek=1000000 conv=notrunc 2>/dev/null
+kill -9 $$
+`
+	ok(t, os.WriteFile(fake+"/mke2fs", []byte(script), 0o755))
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", fake+":"+path)
+	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "mke2fs")
+	t.Setenv("PATH", path)
+	f.mustStage("ext4")
+}
+
+func TestMaxFormats(t *testing.T) {
+	if _, err := New(Config{MaxFormats: -1}); err == nil {
+		t.Error("less than none is a limit")
+	}
+	f := newFixture(t, 64*mib)
+	var err error
+	f.node, err = New(Config{MaxFormats: 1, DeviceWait: -1})
+	ok(t, err)
+	done, err := f.node.formatSlot(t.Context()) // another mkfs runs
+	ok(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	staged := make(chan error)
+	go func() { staged <- f.node.StageFilesystem(ctx, f.stageRequest("ext4")) }()
+	cancel()
+	if err := <-staged; !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v, want that the context ended", err)
+	}
+	for len(f.node.Inspect()) > 0 {
+		runtime.Gosched() // the call lets go of the device after its caller
+	}
+	if found := f.look(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+		t.Errorf("the device holds %v", found)
+	}
+	done()
+	f.mustStage("ext4")
+}
+
+func init() {
+	roles = append(roles, gate.Role("stage", stageRole))
+}
+
+// stageRole is a driver that stages one volume: device, staging path, type. It
+// prints a line when mkfs is about to start.
+func stageRole() {
+	n, err := New(Config{DeviceWait: -1, Logger: slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	if err == nil {
+		err = n.StageFilesystem(context.Background(), FilesystemStage{
+			VolumeID: "v", Device: Device{Path: os.Args[1]}, StagingTargetPath: os.Args[2], FSType: os.Args[3],
+		})
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// driver starts stageRole.
+func (f *fixture) driver(fsType string) (p *crash.Process, output io.Reader) {
+	f.t.Helper()
+	cmd := gate.RoleCommand(context.Background(), "stage", f.dev.Path, f.staging, fsType)
+	r, w, err := os.Pipe()
+	ok(f.t, err)
+	f.t.Cleanup(func() { r.Close() })
+	cmd.Stdout, cmd.Stderr = w, w
+	p, err = crash.Start(cmd, crash.KillTree())
+	w.Close()
+	ok(f.t, err)
+	return p, r
+}
+
+func torture() bool { return os.Getenv("CSIKIT_TORTURE") == "1" }
+
+// The driver and its mkfs are killed at a random moment of mkfs, and the volume is
+// staged again on another node: every time without an operator. In every second
+// round the power fails as well: what was not written through is lost.
+func TestKilledWhileFormatting(t *testing.T) {
+	rounds := 15
+	if torture() {
+		rounds = 200
+	}
+	seed := uint64(time.Now().UnixNano())
+	if s := os.Getenv("CSIKIT_TORTURE_SEED"); s != "" {
+		var err error
+		seed, err = strconv.ParseUint(s, 10, 64)
+		ok(t, err)
+	}
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			t.Logf("CSIKIT_TORTURE_SEED=%d", seed)
+			random := rand.New(rand.NewPCG(seed, 0))
+			var whole time.Duration // of mkfs and what follows
+			left, refused := map[string]int{}, 0
+			cutOff := func(t *testing.T, round int) {
+				f := newFixture(t, c.size)
+				open := f.open() // without it, the last close would write everything through
+				p, output := f.driver(c.fsType)
+				line := make([]byte, 4096)
+				if n, _ := output.Read(line); !bytes.Contains(line[:n], []byte("formatting a blank device")) {
+					t.Fatalf("the driver says %s", line[:n])
+				}
+				started := time.Now()
+				if round == 0 {
+					ok(t, p.Wait())
+					whole = time.Since(started)
+					f.unstage()
+					return
+				}
+				select {
+				case <-p.Done():
+				case <-time.After(time.Duration(float64(whole) * random.Float64() * random.Float64())): // mkfs comes first
+				}
+				p.Kill()
+				_ = p.Wait()
+				image, power := f.image, "killed"
+				if round%2 == 0 {
+					image, power = filepath.Join(t.TempDir(), "copy"), "power failed"
+					if out, err := exec.Command("cp", "--sparse=always", f.image, image).CombinedOutput(); err != nil {
+						t.Fatalf("%v: %s", err, out)
+					}
+				}
+				f.unstage() // it may have come that far
+				open.close()
+				f.reattach(image)
+				found := f.look()
+				what := found.String()
+				if found.Kind == probe.Filesystem {
+					what = found.Type
+					if found.Incomplete {
+						what = "unfinished " + what
+					}
+				}
+				left[fmt.Sprintf("%s: %s, %d places marked", power, what, len(found.mark.ours))]++
+				err := f.stage(f.stageRequest(c.fsType))
+				var e *Error
+				if errors.As(err, &e) && e.Kind == KindPrecondition {
+					refused++
+					t.Errorf("left %v: %v", found, err)
+					return
+				}
+				f.converge(c.fsType, fmt.Sprintf("left %v", found))
+			}
+			for round := range rounds + 1 {
+				t.Run(fmt.Sprint(round), func(t *testing.T) { cutOff(t, round) })
+			}
+			for what, n := range left {
+				t.Logf("%4d x %s", n, what)
+			}
+			t.Logf("%4d x an operator must decide", refused)
+		})
+	}
+}
+
+// converge stages the volume, uses it, and checks that what is then on the device is
+// sound and without a mark.
+func (f *fixture) converge(fsType, what string) {
+	f.t.Helper()
+	if err := f.stage(f.stageRequest(fsType)); err != nil {
+		f.t.Fatalf("%s: %v", what, err)
+	}
+	f.write(f.staging+"/file", "data")
+	f.unstage()
+	found := f.look()
+	if !found.Clean || len(found.mark.ours) > 0 || found.mark.foreign != "" && fsType == "ext4" {
+		f.t.Fatalf("%s: now %v, mark %v", what, found, found.mark)
+	}
+	check := filesystems[fsType].check
+	if out, err := exec.Command(check[0], append(check[1:], f.dev.Path)...).CombinedOutput(); err != nil {
+		f.t.Fatalf("%s: %v: %s", what, err, out)
+	}
+}
+
+// The same at every call by which the driver itself changes something, such as
+// writing and clearing the mark.
+func TestKilledAtEveryCall(t *testing.T) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			last := 1
+			killAt := func(t *testing.T, n int) {
+				f := newFixture(t, c.size)
+				p, output := f.driver(c.fsType)
+				p.Arm(n)
+				text, _ := io.ReadAll(output)
+				err := p.Wait()
+				if n == 0 {
+					if err != nil {
+						t.Fatalf("%v: %s", err, text)
+					}
+					last = len(p.Calls())
+				}
+				f.unstage()
+				f.reattach(f.image)
+				calls := p.Calls()
+				f.converge(c.fsType, fmt.Sprintf("killed at %v", calls[len(calls)-1]))
+			}
+			for n := 0; n <= last; n++ {
+				t.Run(fmt.Sprint(n), func(t *testing.T) { killAt(t, n) })
+			}
+			if last < 10 {
+				t.Errorf("only %d calls", last)
+			}
+		})
+	}
+}
+
+// The same at every write of mkfs alone, from first to last.
+func TestMkfsKilledAtEveryWrite(t *testing.T) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			step := 1
+			if !torture() {
+				step = 17
+			}
+			done := false
+			killAt := func(t *testing.T, n int) {
+				f := newFixture(t, c.size)
+				f.putMark(newMark("v", c.fsType, c.size))
+				args := filesystems[c.fsType].mkfs
+				p, err := crash.Start(exec.Command(args[0], append(slices.Clone(args[1:]), f.dev.Path)...))
+				ok(t, err)
+				p.Arm(n)
+				if err := p.Wait(); err != nil && !p.Killed() {
+					t.Fatal(err)
+				}
+				if found := f.look(); !found.mark.whole(c.fsType) {
+					t.Errorf("the mark is not whole: %v", found.mark)
+				}
+				f.reattach(f.image)
+				f.converge(c.fsType, "retry")
+				done = !p.Killed()
+				if calls := len(p.Calls()); done && calls < 20 {
+					t.Errorf("only %d calls", calls)
+				}
+			}
+			for n := 1; !done && !t.Failed(); n += step {
+				t.Run(fmt.Sprint(n), func(t *testing.T) { killAt(t, n) })
+			}
+		})
+	}
+}
+
+// Data under somebody else's mark stay as they are through any number of attempts.
+func TestForeignMarkIsNeverTouched(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	f.write(f.staging+"/file", strings.Repeat("precious", 1<<17))
+	f.unstage()
+	f.put(0, make([]byte, 4096)) // its superblock is lost: e2fsck could find another one
+	f.putMark(newMark("source", "ext4", 64*mib))
+	before, err := os.ReadFile(f.image)
+	ok(t, err)
+	for range 3 {
+		for _, fsType := range []string{"ext4", "xfs"} {
+			wantKind(t, f.stage(f.stageRequest(fsType)), KindPrecondition, "blkdiscard -z "+f.dev.Path)
+		}
+		f.reattach(f.image)
+	}
+	after, err := os.ReadFile(f.image)
+	ok(t, err)
+	if !bytes.Equal(before, after) {
+		t.Error("the device was written")
+	}
+}
