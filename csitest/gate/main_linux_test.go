@@ -156,11 +156,11 @@ func TestLeaks(t *testing.T) {
 		{fixture: "zombie", code: 1, want: []string{"left behind: child process ", "(true)", "(removed now)"}},
 		{fixture: "orphan", gate: gate.UserNS, code: 1, want: []string{"left behind: child process ", "(sleep)", "(removed now)"}},
 		{fixture: "ending orphan", code: 0},
-		{fixture: "loop", gate: gate.Root, code: 1, want: []string{"left behind: loop device /dev/loop", "stray-image (removed now)"}},
+		{fixture: "loop", gate: gate.Root, code: 1, want: []string{"left behind: loop device /dev/loop", " (removed now)"}},
 		{fixture: "loop and panic", gate: gate.Root, code: 2, want: []string{
-			"on purpose", "left behind: loop device /dev/loop", "stray-image (removed now)"}},
+			"on purpose", "left behind: loop device /dev/loop", " (removed now)"}},
 		{fixture: "loop in a mount and SIGKILL", gate: gate.Root, code: 128 + 9, want: []string{
-			"ended by signal: killed", "left behind: loop device /dev/loop", "stray-image (removed now)"}},
+			"ended by signal: killed", "left behind: loop device /dev/loop", " (removed now)"}},
 	} {
 		t.Run(test.fixture, func(t *testing.T) {
 			if test.gate != nil {
