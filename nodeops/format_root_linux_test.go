@@ -459,6 +459,7 @@ func (f *fixture) converge(fsType, what string) {
 // The same at every call by which the driver itself changes something, such as
 // writing and clearing the mark.
 func TestKilledAtEveryCall(t *testing.T) {
+	gate.Root(t)
 	for _, c := range fsTable {
 		t.Run(c.fsType, func(t *testing.T) {
 			last := 1
@@ -491,6 +492,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 
 // The same at every write of mkfs alone, from first to last.
 func TestMkfsKilledAtEveryWrite(t *testing.T) {
+	gate.Root(t)
 	for _, c := range fsTable {
 		t.Run(c.fsType, func(t *testing.T) {
 			step := 1
