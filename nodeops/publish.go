@@ -23,25 +23,16 @@ type FilesystemPublish struct {
 // makes. A read-only target is never writable, not for a moment.
 //
 // It is idempotent. Nothing, or another device, mounted at the staging path is
-// KindPrecondition: stage first. Something else mounted at the target is KindConflict with every
-// difference. On an error the target is as it was before.
+// KindPrecondition: stage first. Something else mounted at the target is
+// KindConflict with every difference. On an error the target is as it was before.
 func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error {
 	const op = "publish"
-	opts, err := func() (mountapi.Options, error) {
-		for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
-			if err := checkPath(p); err != nil {
-				return mountapi.Options{}, err
-			}
+	for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
+		if err := checkPath(p); err != nil {
+			return wrap(op, r.VolumeID, r.TargetPath, err)
 		}
-		opts, err := mountapi.ParseOptions(r.MountFlags)
-		if err != nil {
-			return mountapi.Options{}, &fault{kind: KindInvalid, err: err}
-		}
-		if r.ReadOnly {
-			opts.Attr |= mountapi.ReadOnly
-		}
-		return opts, nil
-	}()
+	}
+	opts, err := parseFlags(r.MountFlags, r.ReadOnly)
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
@@ -92,6 +83,18 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 		n.forget(targetPath)
 		return n.unpublish(targetPath)
 	})
+}
+
+// parseFlags reads a request's mount flags, with what it says of access beside them.
+func parseFlags(flags []string, readOnly bool) (mountapi.Options, error) {
+	opts, err := mountapi.ParseOptions(flags)
+	if err != nil {
+		return mountapi.Options{}, &fault{kind: KindInvalid, err: err}
+	}
+	if readOnly {
+		opts.Attr |= mountapi.ReadOnly
+	}
+	return opts, nil
 }
 
 func checkPath(p string) error {

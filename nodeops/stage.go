@@ -70,14 +70,7 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
 	}
-	opts, err := mountapi.ParseOptions(r.MountFlags)
-	if err != nil {
-		return mountapi.Options{}, &fault{kind: KindInvalid, err: err}
-	}
-	if r.ReadOnly {
-		opts.Attr |= mountapi.ReadOnly
-	}
-	return opts, nil
+	return parseFlags(r.MountFlags, r.ReadOnly)
 }
 
 // parseGroup returns -1 for no group.

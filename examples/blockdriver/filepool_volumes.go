@@ -425,15 +425,8 @@ func (b *fileBackend) makeImage(id string, size int64) error {
 		return err
 	}
 	defer f.Close()
-	// A create that was cut off leaves an image that nobody wrote to. One that
-	// holds data belongs to a volume whose metadata was lost, and is not ours
-	// to overwrite.
-	data, err := holdsData(f)
-	if err != nil {
+	if err := b.checkUnwritten(f, name); err != nil {
 		return err
-	}
-	if data {
-		return fmt.Errorf("image %w: %s holds data but its metadata is missing; restore the metadata or move the image away", errDamaged, b.file(name))
 	}
 	err = b.do("truncate image", func() error { return f.Truncate(size) })
 	if err == nil {
@@ -570,6 +563,20 @@ func (b *fileBackend) load(id string) error {
 	return err
 }
 
+// checkUnwritten: a create that was cut off leaves an image that nobody wrote to.
+// One that holds data belongs to a volume whose metadata was lost, and is not ours
+// to overwrite or to remove.
+func (b *fileBackend) checkUnwritten(f *os.File, name string) error {
+	data, err := holdsData(f)
+	if err != nil {
+		return err
+	}
+	if data {
+		return fmt.Errorf("image %w: %s holds data but its metadata is missing, and is kept; restore the metadata or move the image away", errDamaged, b.file(name))
+	}
+	return nil
+}
+
 // removeUncommitted removes the image of a create that was cut off: its volume
 // was never acknowledged. The image may be gone already, with its mark.
 func (b *fileBackend) removeUncommitted(name string) error {
@@ -581,12 +588,8 @@ func (b *fileBackend) removeUncommitted(name string) error {
 		return err
 	}
 	defer f.Close()
-	data, err := holdsData(f)
-	if err != nil {
+	if err := b.checkUnwritten(f, name); err != nil {
 		return err
-	}
-	if data {
-		return fmt.Errorf("image %w: %s holds data but its metadata is missing, and is kept; restore the metadata or move the image away", errDamaged, b.file(name))
 	}
 	return b.remove(b.volumes, name)
 }
