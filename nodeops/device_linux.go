@@ -72,16 +72,14 @@ func (d *device) check(want Device) error {
 		return faultf(KindPrecondition, "%s is not a block device", d.path)
 	}
 	d.major, d.minor = unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev))
-	size, err := d.file.Seek(0, io.SeekEnd)
-	if err != nil {
-		return fmt.Errorf("size of %s: %w", d.path, err)
+	if err := d.measure(); err != nil {
+		return err
 	}
-	d.size = size
-	if size == 0 { // as of a loop device without an image, or a disk that is being attached
+	if d.size == 0 { // as of a loop device without an image, or a disk that is being attached
 		return faultf(KindPrecondition, "device %s has no size and %w", d.path, errNoDevice)
 	}
-	if want.Size != 0 && want.Size != size {
-		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, size, want.Size)
+	if want.Size != 0 && want.Size != d.size {
+		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
 	}
 	for _, id := range []struct {
 		name, want string
@@ -101,6 +99,15 @@ func (d *device) check(want Device) error {
 			return faultf(KindPrecondition, "%s has %s %q, the volume has %q: it is another disk", d.path, id.name, have, id.want)
 		}
 	}
+	return nil
+}
+
+func (d *device) measure() error {
+	size, err := d.file.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("size of %s: %w", d.path, err)
+	}
+	d.size = size
 	return nil
 }
 

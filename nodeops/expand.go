@@ -3,11 +3,16 @@ package nodeops
 import "context"
 
 // ExpandRequest asks for a volume to use all of its device. The device must
-// have grown already and the kernel must know it.
+// have grown already.
 type ExpandRequest struct {
 	VolumeID      string
 	VolumePath    string // where the volume is staged or published, file system or block device
 	RequiredBytes int64  // the device must have at least so many; 0: whatever it has
+
+	// Rescan makes the kernel look at the size of the device again, where it does not
+	// by itself: of a SCSI disk, a 1 written to its device/rescan in sysfs does so. It is
+	// called when the device is smaller than RequiredBytes. nil does nothing.
+	Rescan func(devicePath string) error
 }
 
 // Expand grows the file system mounted at the volume path to the size of its

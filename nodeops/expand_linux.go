@@ -17,6 +17,14 @@ func (n *Node) expand(r ExpandRequest) (int64, error) {
 		return 0, err
 	}
 	defer dev.close()
+	if dev.size < r.RequiredBytes && r.Rescan != nil {
+		if err := r.Rescan(dev.path); err != nil {
+			return 0, faultf(KindUncertain, "make the kernel look at the size of %s again: %w", dev.path, err)
+		}
+		if err := dev.measure(); err != nil {
+			return 0, err
+		}
+	}
 	if dev.size < r.RequiredBytes {
 		return 0, faultf(KindUncertain, "%s has %d bytes, %d are required: the device has not grown yet", dev.path, dev.size, r.RequiredBytes)
 	}

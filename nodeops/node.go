@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +34,29 @@ type Config struct {
 	// their context. 0 sets no limit.
 	MaxFormats int
 
+	// HelperTimeout is how long a mount helper of a share may take before it is
+	// killed. 0 is 90 seconds: kubelet waits for two minutes.
+	HelperTimeout time.Duration
+
+	// Unmount is what Unpublish and Unstage may do about a mount that hangs.
+	Unmount UnmountPolicy
+
+	// UnmountPatience is how long an unmount, or a look whether a busy mount answers,
+	// may take before the mount is said to hang. 0 is 10 seconds. Without a policy
+	// in Unmount it has no meaning.
+	UnmountPatience time.Duration
+
+	// Abandoned is asked about each path at which a volume that is to be unstaged is
+	// still published. True says that no pod uses it any more and none will, for
+	// instance because the pod's directory holds nothing but it; it is
+	// unpublished then. nil is false for all. It must not block.
+	Abandoned func(targetPath string) bool
+
+	// DeviceCgroup says that the CO keeps the pod of a read-only raw block volume from
+	// writing by the device cgroup, as kubelet does. Then PublishBlock does not make the
+	// device itself refuse writes, and read-only pods may stand beside read-write ones.
+	DeviceCgroup bool
+
 	// Blocking runs what the kernel may block; share one to see all stuck work
 	// in one place. nil makes one for this Node.
 	Blocking *blocking.Group
@@ -44,8 +68,13 @@ type Node struct {
 	exec     exec.Interface
 	blocking *blocking.Group
 
-	deviceWait time.Duration
-	formats    chan struct{} // has room for as many as may run at once
+	deviceWait    time.Duration
+	helperTimeout time.Duration
+	unmount       UnmountPolicy
+	patience      time.Duration
+	abandoned     func(string) bool
+	deviceCgroup  bool
+	formats       chan struct{} // has room for as many as may run at once
 
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
@@ -55,9 +84,20 @@ type Node struct {
 
 // New returns a Node. It starts nothing and touches nothing.
 func New(cfg Config) (*Node, error) {
-	n := &Node{log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking, deviceWait: cfg.DeviceWait}
-	if n.deviceWait == 0 {
-		n.deviceWait = 5 * time.Second
+	n := &Node{
+		log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking,
+		deviceWait:    cmp.Or(cfg.DeviceWait, 5*time.Second),
+		helperTimeout: cmp.Or(cfg.HelperTimeout, 90*time.Second),
+		unmount:       cfg.Unmount,
+		patience:      cmp.Or(cfg.UnmountPatience, 10*time.Second),
+		abandoned:     cfg.Abandoned,
+		deviceCgroup:  cfg.DeviceCgroup,
+	}
+	if n.helperTimeout < 0 || n.patience < 0 {
+		return nil, fmt.Errorf("nodeops: HelperTimeout is %v and UnmountPatience %v, want 0 (the default) or more", n.helperTimeout, n.patience)
+	}
+	if n.unmount < UnmountWait || n.unmount > UnmountLazily {
+		return nil, fmt.Errorf("nodeops: there is no UnmountPolicy %d", n.unmount)
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
@@ -116,16 +156,18 @@ func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func() err
 // one goes through a symlink, must meet.
 func (n *Node) key(ctx context.Context, path string) (string, error) {
 	path = filepath.Clean(path)
-	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) {
-		if r, err := mountapi.Resolve(path); err == nil {
-			return r, nil
-		}
-		return path, nil // what is wrong with it is for the operation to say
-	})
+	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) { return spelling(path), nil })
 	if err != nil {
 		return "", err
 	}
 	return v.(string), nil
+}
+
+func spelling(path string) string {
+	if r, err := mountapi.Resolve(path); err == nil {
+		return r
+	}
+	return filepath.Clean(path) // what is wrong with it is for the operation to say
 }
 
 // lock takes the name until unlock is called. It is held for as long as a few

@@ -20,8 +20,11 @@ func (n *Node) publishFilesystem(FilesystemPublish, mountapi.Attr) error {
 	return errors.ErrUnsupported
 }
 func (n *Node) publishBlock(BlockPublish) error        { return errors.ErrUnsupported }
+func (n *Node) publishShare(share, string) error       { return errors.ErrUnsupported }
 func (n *Node) unpublish(string) error                 { return errors.ErrUnsupported }
 func (n *Node) expand(ExpandRequest) (int64, error)    { return 0, errors.ErrUnsupported }
 func (n *Node) stats(string) (Stats, error)            { return Stats{}, errors.ErrUnsupported }
 func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }
+func unmountBy(UnmountPolicy, string) error            { return errors.ErrUnsupported }
+func dead(string) error                                { return nil }
 func (n *Node) holders(Device) ([]Holder, error)       { return nil, errors.ErrUnsupported }

@@ -22,9 +22,10 @@ type FilesystemPublish struct {
 // PublishFilesystem binds the staged file system to the target path, which it
 // makes. A read-only target is never writable, not for a moment.
 //
-// It is idempotent. Nothing, or another device, mounted at the staging path is
+// It is idempotent. Nothing, a dead mount or another device at the staging path is
 // KindPrecondition: stage first. Something else mounted at the target is
-// KindConflict with every difference. On an error the target is as it was before.
+// KindConflict with every difference; a dead mount there is taken away and
+// made anew. On an error the target is as it was before, but for dead mounts.
 func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error {
 	const op = "publish"
 	for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
@@ -56,7 +57,7 @@ type BlockPublish struct {
 // A read-only bind of a device node does not stop writes, so ReadOnly is
 // enforced on the device itself, for as long as every publication of it is
 // read-only; read-only beside read-write on one device is KindPrecondition and
-// names the other path. Idempotency and errors are those of PublishFilesystem.
+// names the other path (but see Config.DeviceCgroup). Idempotency and errors are those of PublishFilesystem.
 func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 	const op = "publish"
 	if err := checkPath(r.TargetPath); err != nil {
@@ -73,13 +74,13 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 // once nothing is mounted on it is KindPrecondition and is left alone.
 //
 // It needs no knowledge about the volume, and never opens or stats what is mounted, which
-// may be dead.
+// may be dead (but see Config.Unmount).
 func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error {
 	const op = "unpublish"
 	if err := checkPath(targetPath); err != nil {
 		return wrap(op, volumeID, targetPath, err)
 	}
-	return n.run(ctx, op, volumeID, targetPath, func() error {
+	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func() error {
 		n.forget(targetPath)
 		return n.unpublish(targetPath)
 	})

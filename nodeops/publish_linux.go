@@ -46,12 +46,15 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}
-	// What the staging mount has, its binds inherit.
-	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
-	on, err := mountapi.At(target)
+	on, err := n.livingAt(target)
 	if err != nil {
 		return err
 	}
+	if why := dead(staging); why != nil {
+		return faultf(KindPrecondition, "what is mounted at the staging path is dead: unstage and stage the volume again: %w", why)
+	}
+	// What the staging mount has, its binds inherit.
+	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
 	if len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("something else is published there", diff)
@@ -113,7 +116,7 @@ func (n *Node) publishBlock(r BlockPublish) error {
 		if diff := compareNode(on, dev, r.ReadOnly); len(diff) > 0 {
 			return conflict("something else is published there", diff)
 		}
-		return setAccess(dev, r.ReadOnly, others) // it may have been lost since
+		return n.setAccess(dev, r.ReadOnly, others) // it may have been lost since
 	}
 	if r.Exclusive && len(others) > 0 {
 		return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
@@ -122,7 +125,7 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	if err != nil {
 		return err
 	}
-	err = setAccess(dev, r.ReadOnly, others)
+	err = n.setAccess(dev, r.ReadOnly, others)
 	if err == nil {
 		err = bind(dev.path, target, attr, func(root mountapi.Root) error {
 			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
@@ -161,7 +164,13 @@ func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
 // publications have to agree to that. Mount flags alone do not tell: kubelet binds
 // a publication once more and makes its own copy read-write, which means nothing
 // while the device refuses writes.
-func setAccess(dev *device, readOnly bool, others []mountapi.Mount) error {
+func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) error {
+	if n.deviceCgroup {
+		if readOnly {
+			return nil
+		}
+		others = nil // those that are read-only do not ask it of the device
+	}
 	now, err := dev.readOnly()
 	if err != nil || now == readOnly {
 		return err

@@ -1,12 +1,16 @@
 package nodeops
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	osexec "os/exec"
+	"path"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,71 +30,131 @@ func (runner) Command(name string, args ...string) exec.Cmd {
 }
 
 func (runner) CommandContext(ctx context.Context, name string, args ...string) exec.Cmd {
-	c := osexec.CommandContext(ctx, name, args...)
+	c := &cmd{Cmd: osexec.CommandContext(ctx, name, args...)}
 	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	c.Cancel = func() error { return unix.Kill(-c.Process.Pid, unix.SIGKILL) }
-	return cmd{c}
+	c.Cancel = func() error {
+		c.killed = true
+		return unix.Kill(-c.Process.Pid, unix.SIGKILL)
+	}
+	return c
 }
 
-type cmd struct{ *osexec.Cmd }
+type cmd struct {
+	*osexec.Cmd
+	killed bool // written before Wait returns
+}
 
-func (c cmd) SetDir(dir string)       { c.Dir = dir }
-func (c cmd) SetStdin(in io.Reader)   { c.Stdin = in }
-func (c cmd) SetStdout(out io.Writer) { c.Stdout = out }
-func (c cmd) SetStderr(out io.Writer) { c.Stderr = out }
-func (c cmd) SetEnv(env []string)     { c.Env = env }
-func (c cmd) Stop() {
+func (c *cmd) SetDir(dir string)       { c.Dir = dir }
+func (c *cmd) SetStdin(in io.Reader)   { c.Stdin = in }
+func (c *cmd) SetStdout(out io.Writer) { c.Stdout = out }
+func (c *cmd) SetStderr(out io.Writer) { c.Stderr = out }
+func (c *cmd) SetEnv(env []string)     { c.Env = env }
+func (c *cmd) Stop() {
 	if c.Process != nil {
 		unix.Kill(-c.Process.Pid, unix.SIGKILL)
 	}
 }
 
-func (c cmd) Run() error              { return exitError(c.Cmd.Run()) }
-func (c cmd) Wait() error             { return exitError(c.Cmd.Wait()) }
-func (c cmd) Output() ([]byte, error) { b, err := c.Cmd.Output(); return b, exitError(err) }
-func (c cmd) CombinedOutput() ([]byte, error) {
+func (c *cmd) Run() error              { return c.ended(c.Cmd.Run()) }
+func (c *cmd) Wait() error             { return c.ended(c.Cmd.Wait()) }
+func (c *cmd) Output() ([]byte, error) { b, err := c.Cmd.Output(); return b, c.ended(err) }
+func (c *cmd) CombinedOutput() ([]byte, error) {
 	b, err := c.Cmd.CombinedOutput()
-	return b, exitError(err)
+	return b, c.ended(err)
 }
 
-func exitError(err error) error {
+// ended makes sure that what was killed is gone, children included.
+func (c *cmd) ended(err error) error {
+	if c.killed {
+		reapGroup(c.Process.Pid)
+	}
 	if ee := (*osexec.ExitError)(nil); errors.As(err, &ee) {
 		return &exec.ExitErrorWrapper{ExitError: ee}
 	}
 	return err
 }
 
+// reapGroup kills what is left of a process group whose leader has ended, and
+// returns when it is gone: a mount helper's child that still waits for a server would
+// mount when that comes back, on a path that by then is another volume's. One
+// that the kernel does not let go keeps this call, and so shows in Inspect.
+func reapGroup(pgid int) {
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		unix.Kill(-pgid, unix.SIGKILL)
+		// Orphans are ours to reap where this process is the container's first.
+		for {
+			if pid, err := unix.Wait4(-pgid, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		if !groupRuns(pgid) {
+			return
+		}
+		time.Sleep(wait)
+	}
+}
+
+// groupRuns reports whether the process group has a member that is not a zombie.
+func groupRuns(pgid int) bool {
+	if errors.Is(unix.Kill(-pgid, 0), unix.ESRCH) {
+		return false
+	}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		text, _ := os.ReadFile(path)
+		// pid (comm) state ppid pgrp ..., where comm may have anything in it; proc(5)
+		_, rest, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
+		if f := strings.Fields(rest); len(f) > 2 && f[2] == strconv.Itoa(pgid) && f[0] != "Z" && f[0] != "X" {
+			return true
+		}
+	}
+	return false
+}
+
 // command runs a program to its end and returns its exit status and what it
 // printed. A timeout of 0 means none: a mkfs is never killed half-way.
+func (n *Node) command(timeout time.Duration, name string, args ...string) (status int, output string, err error) {
+	return n.commandHiding(nil, timeout, name, args...)
+}
+
+// commandHiding is command with words that appear neither in a log nor in what is
+// returned.
 //
 // The output goes to a memory file, not a pipe: a mkfs that outlives this
 // process, when that is killed, must not die of SIGPIPE half-way.
-func (n *Node) command(timeout time.Duration, name string, args ...string) (status int, output string, err error) {
+func (n *Node) commandHiding(sensitive []string, timeout time.Duration, name string, args ...string) (status int, output string, err error) {
 	ctx := context.Background()
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate(path.Base(name), unix.MFD_CLOEXEC)
 	if err != nil {
 		return 0, "", os.NewSyscallError("memfd_create", err)
 	}
 	out := os.NewFile(uintptr(fd), name)
 	defer out.Close()
 
+	hide := hider(sensitive)
+	shown := make([]string, 0, 1+len(args))
+	for _, a := range append([]string{name}, args...) {
+		shown = append(shown, hide.Replace(a))
+	}
 	c := n.exec.CommandContext(ctx, name, args...)
 	c.SetStdout(out)
 	c.SetStderr(out)
 	start := time.Now()
 	err = c.Run()
 	text, readErr := io.ReadAll(io.NewSectionReader(out, 0, 64<<10))
-	output = strings.TrimSpace(string(text))
-	n.log.Debug("ran a program", "command", append([]string{name}, args...),
+	output = hide.Replace(strings.TrimSpace(string(text)))
+	n.log.Debug("ran a program", "command", shown,
 		"duration", time.Since(start), "error", err, "output", output)
 
 	var exit exec.ExitError
 	switch {
+	case ctx.Err() != nil && err != nil:
+		return 0, output, fmt.Errorf("%s has not ended after %v and was killed: %w: %s", name, timeout, ctx.Err(), output)
 	case errors.Is(err, exec.ErrExecutableNotFound):
 		return 0, "", fmt.Errorf("%s is not installed (or not on PATH): %w", name, err)
 	case errors.As(err, &exit) && exit.Exited():
@@ -99,4 +163,22 @@ func (n *Node) command(timeout time.Duration, name string, args ...string) (stat
 		return 0, output, fmt.Errorf("%s: %w: %s", name, err, output)
 	}
 	return 0, output, readErr
+}
+
+// hider replaces options that are not to be shown, and their values wherever else they are.
+func hider(sensitive []string) *strings.Replacer {
+	var pairs []string
+	for _, option := range sensitive {
+		key, value, ok := strings.Cut(option, "=")
+		if !ok {
+			key, value = "", option
+		}
+		if ok {
+			pairs = append(pairs, option, key+"=(hidden)")
+		}
+		if value != "" {
+			pairs = append(pairs, value, "(hidden)")
+		}
+	}
+	return strings.NewReplacer(pairs...)
 }

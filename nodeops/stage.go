@@ -21,6 +21,7 @@ type FilesystemStage struct {
 	MountFlags        []string // as NodeStageVolume has them
 	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown
 	MustHoldData      bool     // a clone or restore: being blank is an error, never a reason to format
+	Fsck              Fsck     // when an ext4 is checked before it is mounted
 	Prezeroed         bool     // the storage guarantees that a new device reads as zeros; mkfs need not write them
 
 	// MountGroup is the group (a decimal ID) that may write to the volume, as
@@ -31,6 +32,20 @@ type FilesystemStage struct {
 	MountGroup string
 }
 
+// Fsck says when e2fsck looks at an ext4 before it is mounted. It repairs what can be
+// repaired without loss; where that is not enough, staging is KindPrecondition. xfs and
+// btrfs check themselves when they are mounted, and are never given to a repair
+// program: one that runs before the log was replayed destroys data.
+//
+// An ext4 that is to grow before it is mounted is checked in any case.
+type Fsck int
+
+const (
+	FsckIfNeeded Fsck = iota // when the superblock records errors
+	FsckNever                // an ext4 with errors is mounted as it is
+	FsckAlways               // every block, each time: minutes on a large volume
+)
+
 // StageFilesystem mounts the volume's file system at the staging path. A device
 // that is proven blank is formatted first; a file system that is smaller than its
 // device is grown (before or after mounting, as its type needs it).
@@ -40,7 +55,9 @@ type FilesystemStage struct {
 // is found by the mark that it ran under and made again, on another node as well;
 // only a mkfs of a device below 1 MiB has none, and leaves what is KindPrecondition,
 // for an operator to decide. On an error nothing is mounted by
-// this call. What else is mounted at the path is KindConflict, but for options of
+// this call. A dead mount at the path (of a device that failed and came back) is taken
+// away and made anew, or KindUncertain while the volume is still published. What
+// else is mounted at the path is KindConflict, but for options of
 // the file system, which the kernel prints in words of its own and which are not
 // compared; a device that holds another file system,
 // or something that is not known, is KindPrecondition; a device that somebody
@@ -67,6 +84,9 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 	if err := checkPath(r.StagingTargetPath); err != nil {
 		return mountapi.Options{}, err
 	}
+	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
+		return mountapi.Options{}, faultf(KindInvalid, "there is no Fsck %d", r.Fsck)
+	}
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
 	}
@@ -88,13 +108,14 @@ func parseGroup(group string) (gid int, err error) {
 // Unstage unmounts what is mounted at the staging path, stacked mounts included,
 // and leaves the directory, which the CO made. Nothing mounted and no such path
 // are success. It refuses with KindPrecondition while the volume is published
-// somewhere in this mount namespace, and names those paths.
+// somewhere in this mount namespace, and names those paths; those that
+// Config.Abandoned gives up are unpublished first.
 func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) error {
 	const op = "unstage"
 	if err := checkPath(stagingTargetPath); err != nil {
 		return wrap(op, volumeID, stagingTargetPath, err)
 	}
-	return n.run(ctx, op, volumeID, stagingTargetPath, func() error {
+	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func() error {
 		n.forget(stagingTargetPath)
 		return n.unstage(stagingTargetPath)
 	})

@@ -30,6 +30,9 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	readOnly := opts.Attr&mountapi.ReadOnly != 0
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
+		if why := dead(target); why != nil {
+			return n.restage(ctx, r, opts, target, why)
+		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
 		}
@@ -51,6 +54,12 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	if others := table.nodes(dev); len(others) > 0 {
 		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
 	}
+	// Nothing is written for a mount that has no place to go.
+	if st, err := os.Lstat(target); err != nil {
+		return faultf(KindPrecondition, "the CO makes the staging directory: %w", err)
+	} else if !st.IsDir() {
+		return conflict("the staging path is taken", []Difference{{"staging path", "a directory", describe(st)}})
+	}
 	if err := n.prepare(ctx, r, dev, readOnly); err != nil {
 		return err
 	}
@@ -64,6 +73,17 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 		return err
 	}
 	return nil
+}
+
+// restage makes a mount anew that is dead.
+func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, why error) error {
+	// The dead superblock lives as long as one of its mounts, and is what a new one
+	// would show. No final code: the CO would forget what is mounted.
+	if err := n.unstage(target); err != nil {
+		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
+	}
+	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
+	return n.stageFilesystem(ctx, r, opts)
 }
 
 // mountDevice mounts the device's file system on target, or nothing.
@@ -175,10 +195,14 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 			return err
 		}
 	}
-	if r.FSType != "ext4" || readOnly || busy != nil || (found.Clean && found.Full) {
+	if r.FSType != "ext4" || readOnly || busy != nil {
 		return nil
 	}
-	return n.checkAndGrowExt(dev, found.Result, release)
+	check := r.Fsck == FsckAlways || r.Fsck == FsckIfNeeded && !found.Clean
+	if !check && found.Full {
+		return nil
+	}
+	return n.checkAndGrowExt(dev, found.Full, r.Fsck, release)
 }
 
 // checkAndGrowExt checks an ext4 that records errors, and grows one that is
@@ -186,11 +210,11 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 //
 // e2fsck on a mounted file system would destroy it. That the device could be held
 // says that no namespace has it mounted; e2fsck then takes it exclusively itself.
-func (n *Node) checkAndGrowExt(dev *device, found probe.Result, release func()) error {
+func (n *Node) checkAndGrowExt(dev *device, full bool, policy Fsck, release func()) error {
 	release()
 	args := []string{"-p", dev.path}
-	if !found.Full {
-		args = []string{"-f", "-p", dev.path} // resize2fs insists on a full check
+	if !full || policy == FsckAlways { // resize2fs insists on a full check
+		args = []string{"-f", "-p", dev.path}
 	}
 	status, output, err := n.command(0, "e2fsck", args...)
 	if err != nil {
@@ -200,7 +224,7 @@ func (n *Node) checkAndGrowExt(dev *device, found probe.Result, release func()) 
 	if status&^3 != 0 {
 		return faultf(KindPrecondition, "e2fsck -p cannot repair %s (exit status %d); run e2fsck by hand: %s", dev.path, status, output)
 	}
-	if found.Full {
+	if full {
 		return nil
 	}
 	status, output, err = n.command(0, "resize2fs", dev.path)
@@ -230,7 +254,11 @@ func (n *Node) unstage(stagingTargetPath string) error {
 		return nil
 	}
 	for _, m := range on {
-		if others := table.elsewhere(m, target); len(others) > 0 {
+		others, err := n.withoutAbandoned(table.elsewhere(m, target))
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 {
 			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
 		}
 	}
@@ -246,6 +274,21 @@ func (n *Node) unstage(stagingTargetPath string) error {
 		return faultf(KindUncertain, "still mounted: %s", on[len(on)-1].Source)
 	}
 	return nil
+}
+
+// withoutAbandoned unpublishes what the caller gives up, and returns the rest.
+func (n *Node) withoutAbandoned(published []mountapi.Mount) (rest []mountapi.Mount, err error) {
+	for _, m := range published {
+		if n.abandoned == nil || !n.abandoned(m.MountPoint) {
+			rest = append(rest, m)
+			continue
+		}
+		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
+		if err := n.unpublish(m.MountPoint); err != nil {
+			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)
+		}
+	}
+	return rest, nil
 }
 
 func mountFault(err error) error {

@@ -3,7 +3,6 @@ package nodeops
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"time"
 
 	"github.com/csikit/csikit/blocking"
@@ -37,12 +36,15 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (Stats, e
 	if err := checkVolumePath(volumePath); err != nil {
 		return Stats{}, wrap(op, volumeID, volumePath, err)
 	}
-	volumePath = filepath.Clean(volumePath)
 	patient, cancel := context.WithTimeout(ctx, statsPatience)
 	defer cancel()
+	key, err := n.key(patient, volumePath)
+	if err != nil {
+		return Stats{}, wrap(op, volumeID, volumePath, err)
+	}
 	// Not n.run: a result is good for everybody who asks, and asking must not
 	// wait for work on the volume. The suffix keeps the key apart from a path.
-	v, _, err := n.blocking.Do(patient, volumePath+" (stats)", func() (any, error) { return n.stats(volumePath) })
+	v, _, err := n.blocking.Do(patient, key+" (stats)", func() (any, error) { return n.stats(volumePath) })
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -50,22 +52,24 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (Stats, e
 		if n.measured == nil {
 			n.measured = make(map[string]measurement)
 		}
-		n.measured[volumePath] = measurement{v.(Stats), now}
+		n.measured[key] = measurement{v.(Stats), now}
 		return v.(Stats), nil
 	}
 	var pending *blocking.PendingError
-	if last, known := n.measured[volumePath]; known && errors.As(err, &pending) {
+	if last, known := n.measured[key]; known && errors.As(err, &pending) {
 		last.stats.Age = now.Sub(last.at)
 		return last.stats, nil
 	}
 	return Stats{}, wrap(op, volumeID, volumePath, err)
 }
 
-// forget drops what was measured at a path that is no volume's any more.
+// forget drops what was measured at a path that is no volume's any more. It is for
+// use inside of run.
 func (n *Node) forget(path string) {
+	path = spelling(path)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.measured, filepath.Clean(path))
+	delete(n.measured, path)
 	if len(n.measured) == 0 {
 		n.measured = nil
 	}

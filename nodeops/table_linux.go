@@ -140,26 +140,36 @@ type wanted struct {
 
 // compare lists how what is mounted differs from what is wanted.
 func (w wanted) compare(on []mountapi.Mount) []Difference {
-	var diff []Difference
-	add := func(what string, want, have any) {
+	m := on[len(on)-1]
+	diff := compareAttr(w.attr, on)
+	add := func(what string, want, have string) {
 		if want != have {
-			diff = append(diff, Difference{what, fmt.Sprint(want), fmt.Sprint(have)})
+			diff = append(diff, Difference{what, want, have})
 		}
 	}
-	add("number of stacked mounts", 1, len(on))
-	m := on[len(on)-1]
 	add("device", fmt.Sprintf("%d:%d", w.major, w.minor), fmt.Sprintf("%d:%d", m.Major, m.Minor))
 	add("root in the file system", w.root, m.Root)
 	add("file system type", w.fsType, m.FSType)
-	add("access", access(w.attr&mountapi.ReadOnly != 0), access(m.ReadOnly()))
-	have := m.MountAttr()
-	if missing := w.attr &^ have &^ mountapi.ReadOnly; missing != 0 {
-		diff = append(diff, Difference{"mount flag " + missing.String(), "set", "not set"})
-	}
 	// Those that keep a pod from something; how access times are kept is not worth a conflict.
 	const restricting = mountapi.NoSuid | mountapi.NoDev | mountapi.NoExec | mountapi.NoSymFollow
-	if surplus := have &^ w.attr & restricting; surplus != 0 {
+	if surplus := m.MountAttr() &^ w.attr & restricting; surplus != 0 {
 		diff = append(diff, Difference{"mount flag " + surplus.String(), "not set", "set"})
+	}
+	return diff
+}
+
+// compareAttr lists how what is mounted differs from one mount with at least these attributes.
+func compareAttr(attr mountapi.Attr, on []mountapi.Mount) []Difference {
+	var diff []Difference
+	if len(on) != 1 {
+		diff = append(diff, Difference{"number of stacked mounts", "1", fmt.Sprint(len(on))})
+	}
+	m := on[len(on)-1]
+	if readOnly := attr&mountapi.ReadOnly != 0; readOnly != m.ReadOnly() {
+		diff = append(diff, Difference{"access", access(readOnly), access(m.ReadOnly())})
+	}
+	if missing := attr &^ m.MountAttr() &^ mountapi.ReadOnly; missing != 0 {
+		diff = append(diff, Difference{"mount flag " + missing.String(), "set", "not set"})
 	}
 	return diff
 }

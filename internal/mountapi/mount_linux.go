@@ -238,8 +238,19 @@ func isDir(st unix.Statx_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
 // Unmount detaches the top mount at path; it reports false when there was
 // none, also when path does not exist. A symlink is not followed.
-func Unmount(path string) (bool, error) {
-	err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW)
+func Unmount(path string) (bool, error) { return unmount(path, 0) }
+
+// UnmountForced is Unmount, but makes the file system give up first what waits for its
+// server (MNT_FORCE): whoever waits, through any mount of the same superblock, gets
+// an error. File systems without a server take no notice.
+func UnmountForced(path string) (bool, error) { return unmount(path, unix.MNT_FORCE) }
+
+// Detach is Unmount for a mount that is busy (MNT_DETACH): the path is free at once, but
+// the file system goes on to exist, and may write, until its last user is gone.
+func Detach(path string) (bool, error) { return unmount(path, unix.MNT_DETACH) }
+
+func unmount(path string, flags int) (bool, error) {
+	err := unix.Unmount(path, flags|unix.UMOUNT_NOFOLLOW)
 	switch {
 	case err == nil:
 		return true, nil

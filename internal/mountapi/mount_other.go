@@ -15,6 +15,8 @@ func (Kernel) CloneTree(string, Attr) (*Tree, error)          { return nil, erro
 func (Kernel) NewTree(string, string, Options) (*Tree, error) { return nil, errors.ErrUnsupported }
 func (Kernel) At(string) ([]Mount, error)                     { return nil, errors.ErrUnsupported }
 
-func Table() ([]Mount, error)        { return nil, errors.ErrUnsupported }
-func Resolve(string) (string, error) { return "", errors.ErrUnsupported }
-func Unmount(string) (bool, error)   { return false, errors.ErrUnsupported }
+func Table() ([]Mount, error)            { return nil, errors.ErrUnsupported }
+func Resolve(string) (string, error)     { return "", errors.ErrUnsupported }
+func Unmount(string) (bool, error)       { return false, errors.ErrUnsupported }
+func UnmountForced(string) (bool, error) { return false, errors.ErrUnsupported }
+func Detach(string) (bool, error)        { return false, errors.ErrUnsupported }

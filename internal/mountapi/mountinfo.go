@@ -34,6 +34,16 @@ func (m Mount) SuperReadOnly() bool { return hasOption(m.SuperOptions, "ro") }
 // SameDevice reports whether both show the same file system instance.
 func (m Mount) SameDevice(o Mount) bool { return m.Major == o.Major && m.Minor == o.Minor }
 
+// SuperOption returns the value of a file system's option, if the kernel shows it.
+func (m Mount) SuperOption(key string) (value string, shown bool) {
+	for o := range strings.SplitSeq(m.SuperOptions, ",") {
+		if k, v, _ := strings.Cut(o, "="); k == key {
+			return v, true
+		}
+	}
+	return "", false
+}
+
 func hasOption(list, want string) bool {
 	for o := range strings.SplitSeq(list, ",") {
 		if o == want {

@@ -110,6 +110,24 @@ func (o *Options) add(word string) error {
 	return nil
 }
 
+// JoinOptions makes one string of the options for a file system, as mount(2) and
+// mount helpers take them. They split it at commas, but for security labels, whose
+// values may stand in double quotes.
+func JoinOptions(options []string) (string, error) {
+	words := make([]string, len(options))
+	for i, o := range options {
+		if strings.Contains(o, ",") {
+			key, value, ok := strings.Cut(o, "=")
+			if !ok || strings.Contains(key, ",") || strings.Contains(value, `"`) {
+				return "", fmt.Errorf("%w: a comma in %q", ErrOption, key)
+			}
+			o = key + `="` + value + `"`
+		}
+		words[i] = o
+	}
+	return strings.Join(words, ","), nil
+}
+
 func splitOptions(s string) ([]string, error) {
 	var words []string
 	var b strings.Builder

@@ -187,21 +187,12 @@ func (a Attr) with(more Attr) Attr {
 	return a | more
 }
 
-// mountData joins options for mount(2). The kernel splits them at commas, but for
-// security labels, whose values may stand in double quotes.
+// mountData is what mount(2) takes.
 func mountData(options []string) (string, error) {
-	words := make([]string, len(options))
-	for i, o := range options {
-		if strings.Contains(o, ",") {
-			key, value, ok := strings.Cut(o, "=")
-			if !ok || strings.Contains(key, ",") || strings.Contains(value, `"`) {
-				return "", fmt.Errorf("%w: a comma in %q", ErrOption, key)
-			}
-			o = key + `="` + value + `"`
-		}
-		words[i] = o
+	data, err := JoinOptions(options)
+	if err != nil {
+		return "", err
 	}
-	data := strings.Join(words, ",")
 	// mount(2) reads one page and ignores the rest.
 	if limit := os.Getpagesize() - 1; len(data) > limit {
 		return "", fmt.Errorf("%w: all together have %d bytes, a kernel before 5.2 takes %d", ErrOption, len(data), limit)

@@ -1,0 +1,225 @@
+package nodeops
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func mountedTypes(t *testing.T, path string) []string {
+	t.Helper()
+	table, err := readTable()
+	ok(t, err)
+	var types []string
+	for _, m := range table.at(path) {
+		types = append(types, m.FSType)
+	}
+	return types
+}
+
+// ceph-csi's pull request 2634: a FUSE mount is dead once the plugin restarted.
+func TestPublishReplacesADeadMount(t *testing.T) {
+	n, staging, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	mountFuse(t, target).die()
+	mountFuse(t, target).die() // the plugin had published it once more
+	if dead(target) == nil {
+		t.Fatal("a FUSE file system whose server ended is not dead")
+	}
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
+	for range 2 {
+		ok(t, n.PublishFilesystem(t.Context(), r))
+	}
+	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "tmpfs" {
+		t.Errorf("mounted is %v, want tmpfs", got)
+	}
+	ok(t, n.Unpublish(t.Context(), "v", target))
+}
+
+func TestPublishLeavesALivingMount(t *testing.T) {
+	n, staging, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	mountFuse(t, target)
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
+	wantKind(t, n.PublishFilesystem(t.Context(), r), KindConflict, "fuse")
+	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "fuse" {
+		t.Errorf("mounted is %v, want fuse", got)
+	}
+}
+
+func TestPublishFromADeadStagingPath(t *testing.T) {
+	n, staging, pods := staged(t)
+	mountFuse(t, staging).die()
+	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, "p")}
+	wantKind(t, n.PublishFilesystem(t.Context(), r), KindPrecondition, "dead", "stage the volume again")
+	if _, err := os.Lstat(r.TargetPath); err == nil {
+		t.Error("the target was made")
+	}
+	ok(t, n.Unstage(t.Context(), "v", staging))
+}
+
+// kubernetes#73513, kubernetes#77969: an xfs that shut itself down answers EIO to
+// everything and was never unmounted, because it was looked at first.
+func TestShutDownFilesystem(t *testing.T) {
+	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)
+	for _, tt := range fsTable {
+		t.Run(tt.fsType, func(t *testing.T) {
+			f := newFixture(t, tt.size)
+			f.mustStage(tt.fsType)
+			f.write(f.staging+"/file", "data")
+			unix.Sync()
+			ok(t, f.publish("p", nil))
+			dir, err := os.Open(f.staging)
+			ok(t, err)
+			err = unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, 1) // flushing the log
+			dir.Close()
+			ok(t, err)
+
+			wantKind(t, f.stage(f.stageRequest(tt.fsType)), KindUncertain, "dead", f.target("p"))
+			if len(f.mounts(f.staging)) != 1 {
+				t.Error("what is published was unmounted")
+			}
+			wantKind(t, f.publish("q", nil), KindPrecondition, "dead")
+			ok(t, f.unpublish("p"))
+			f.mustStage(tt.fsType)
+			if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
+				t.Errorf("read %q (%v)", got, err)
+			}
+			ok(t, f.publish("p", nil))
+			ok(t, f.unpublish("p"))
+			ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		})
+	}
+}
+
+// hungAt publishes what hangs: a FUSE file system whose server does not answer, and a
+// call that waits for it.
+func hungAt(t *testing.T, n *Node, pods string) (target string, server *fuse) {
+	t.Helper()
+	target = filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	server = mountFuse(t, target)
+	server.hangs.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-server.asked; cancel() }()
+	_, err := n.Stats(ctx, "v", target)
+	if !isPending(err) {
+		t.Fatalf("error is %v, want one that is pending", err)
+	}
+	return target, server
+}
+
+// kubernetes-sigs/aws-fsx-csi-driver#495: a pod was Terminating for 44 days because
+// umount(2) did not come back.
+func TestUnpublishOfAHungMount(t *testing.T) {
+	for _, tt := range []struct {
+		policy UnmountPolicy
+		code   codes.Code
+	}{
+		{UnmountWait, codes.Aborted},
+		{UnmountForced, codes.OK},
+		{UnmountLazily, codes.OK},
+	} {
+		t.Run(tt.policy.String(), func(t *testing.T) {
+			_, _, pods := staged(t)
+			n, err := New(Config{Unmount: tt.policy, UnmountPatience: 50 * time.Millisecond})
+			ok(t, err)
+			target, server := hungAt(t, n, pods)
+			if len(n.Inspect()) != 1 {
+				t.Errorf("under way is %v, want the stats", n.Inspect())
+			}
+			err = n.Unpublish(t.Context(), "v", target)
+			if status.Code(err) != tt.code {
+				t.Fatalf("error is %v, want code %v", err, tt.code)
+			}
+			if tt.code != codes.OK {
+				// Other volumes are served meanwhile, and once the server is gone the pod can go.
+				server.die()
+				waitIdle(t, n)
+				ok(t, n.Unpublish(t.Context(), "v", target))
+			}
+			waitIdle(t, n)
+			if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the target is still there (%v)", err)
+			}
+		})
+	}
+}
+
+// waitIdle returns when nothing is under way.
+func waitIdle(t *testing.T, n *Node) {
+	t.Helper()
+	for range 3000 {
+		if len(n.Inspect()) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("still under way: %v", n.Inspect())
+}
+
+// Where forcing does not help, because somebody keeps a file open, the path is
+// free all the same; and a mount that lives is only busy, whatever the policy.
+func TestUnpublishLazily(t *testing.T) {
+	_, _, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	server := mountFuse(t, target)
+	keep, err := os.Open(target)
+	ok(t, err)
+	defer keep.Close()
+
+	forced, err := New(Config{Unmount: UnmountForced, UnmountPatience: 50 * time.Millisecond})
+	ok(t, err)
+	lazy, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 50 * time.Millisecond})
+	ok(t, err)
+	wantKind(t, forced.Unpublish(t.Context(), "v", target), KindBusy)
+	server.hangs.Store(false)
+	server.die()
+	wantKind(t, forced.Unpublish(t.Context(), "v", target), KindBusy)
+	wantKind(t, forced.Unstage(t.Context(), "v", target), KindBusy)
+	wantKind(t, lazy.Unstage(t.Context(), "v", target), KindBusy)
+	ok(t, lazy.Unpublish(t.Context(), "v", target))
+	waitIdle(t, lazy)
+}
+
+func TestUnpublishOfALivingBusyMount(t *testing.T) {
+	_, _, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	mountFuse(t, target)
+	keep, err := os.Open(target)
+	ok(t, err)
+	defer keep.Close()
+	n, err := New(Config{Unmount: UnmountLazily})
+	ok(t, err)
+	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, "nodeops.test")
+	if dead(target) != nil {
+		t.Error("a mount that lives was forced")
+	}
+}
+
+func TestAbandonedPublication(t *testing.T) {
+	_, staging, pods := staged(t)
+	gone, alive := filepath.Join(pods, "gone"), filepath.Join(pods, "alive")
+	n, err := New(Config{Abandoned: func(path string) bool { return path == gone }})
+	ok(t, err)
+	for _, target := range []string{gone, alive} {
+		ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	}
+	wantKind(t, n.Unstage(t.Context(), "v", staging), KindPrecondition, alive)
+	ok(t, n.Unpublish(t.Context(), "v", alive))
+	ok(t, n.Unstage(t.Context(), "v", staging))
+	if _, err := os.Lstat(gone); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the abandoned target is still there (%v)", err)
+	}
+}

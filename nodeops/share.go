@@ -1,0 +1,84 @@
+package nodeops
+
+import (
+	"context"
+	"regexp"
+	"strings"
+
+	"github.com/csikit/csikit/internal/mountapi"
+)
+
+// SharePublish asks for a network file system to be mounted at a pod's path.
+type SharePublish struct {
+	VolumeID   string
+	Source     string // as the mount helper takes it: "server:/path", "//server/share", "[fd00::1]:/path"
+	FSType     string // "nfs", "cifs", "fuse.sshfs", ...: the program mount.<FSType> is run
+	TargetPath string // absolute; made by Publish, its parent must exist
+	MountFlags []string
+	ReadOnly   bool
+
+	// Sensitive are more mount flags, such as passwords. They appear in no log, span
+	// or error. While the helper runs its command line shows them to every process
+	// of the node, so a file of credentials is better where the helper knows one.
+	Sensitive []string
+}
+
+// PublishShare mounts the network file system at the target path, which it makes,
+// by its mount helper. A helper that has not ended after Config.HelperTimeout is
+// killed with all the processes that it started, and nothing of it goes on: what
+// comes back is DEADLINE_EXCEEDED, and the target is as it was before.
+//
+// It is idempotent. What is mounted at the target already must have the same
+// source, type, access, mount flags, protocol version and security flavour, or it is
+// KindConflict with every difference; of a FUSE file system, which shows what it
+// likes, the source is not compared, and types that a helper only stands for (such
+// as one that mounts NFS under a name of its own) are not known. A mount that is
+// dead (ENOTCONN, ESTALE, EIO and their like, for which it is asked and may not answer)
+// is taken away and made anew. On an error the target is as it was before, but for
+// dead mounts that are gone.
+func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
+	const op = "publish"
+	s, err := checkShare(r)
+	if err != nil {
+		return wrap(op, r.VolumeID, r.TargetPath, err)
+	}
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+		return n.publishShare(s, r.TargetPath)
+	})
+}
+
+// share is a SharePublish that was read.
+type share struct {
+	source, fsType string
+	opts           mountapi.Options // all of them
+	sensitive      []string         // those of opts that are not to be shown
+}
+
+var fsTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_+-]*(\.[A-Za-z0-9_+-]+)*$`)
+
+func checkShare(r SharePublish) (share, error) {
+	if err := checkPath(r.TargetPath); err != nil {
+		return share{}, err
+	}
+	// It becomes an argument of a program.
+	if r.Source == "" || strings.HasPrefix(r.Source, "-") || strings.ContainsAny(r.Source, "\x00\n") {
+		return share{}, faultf(KindInvalid, "source %q of the share: empty, an option, or with a NUL or a line break in it", r.Source)
+	}
+	if !fsTypeName.MatchString(r.FSType) {
+		return share{}, faultf(KindInvalid, "file system type %q is not the name of one", r.FSType)
+	}
+	opts, err := parseFlags(r.MountFlags, false)
+	if err != nil {
+		return share{}, err
+	}
+	secret, err := mountapi.ParseOptions(r.Sensitive)
+	if err != nil {
+		return share{}, faultf(KindInvalid, "a sensitive mount flag asks for another kind of mount, has a NUL byte, or a double quote in it is not closed")
+	}
+	opts.Attr |= secret.Attr
+	opts.Data = append(opts.Data, secret.Data...)
+	if r.ReadOnly {
+		opts.Attr |= mountapi.ReadOnly
+	}
+	return share{r.Source, r.FSType, opts, secret.Data}, nil
+}

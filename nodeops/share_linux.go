@@ -1,0 +1,126 @@
+package nodeops
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/csikit/csikit/internal/mountapi"
+)
+
+func (n *Node) publishShare(s share, targetPath string) error {
+	target, err := resolveTarget(targetPath)
+	if err != nil {
+		return err
+	}
+	if on, err := n.livingAt(target); err != nil {
+		return err
+	} else if len(on) > 0 {
+		if diff := s.compare(on); len(diff) > 0 {
+			return conflict("something else is published there", diff)
+		}
+		return nil
+	}
+	undo, err := makeDirectory(target)
+	if err != nil {
+		return err
+	}
+	failed := n.mountShare(s, target)
+	// What a helper says of itself does not count: one that was killed may have
+	// mounted just before, and one that succeeded something else.
+	on, err := mountapi.At(target)
+	if err != nil {
+		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+	}
+	if len(on) > 0 {
+		diff := s.compare(on)
+		if len(diff) == 0 {
+			return nil
+		}
+		if failed == nil {
+			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but it mounted something else")}
+		}
+		if err := unmountAll(target); err != nil {
+			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+		}
+	} else if failed == nil {
+		failed = errors.New("the mount helper succeeded, but nothing is mounted")
+	}
+	undo()
+	return failed
+}
+
+// mountShare runs the mount helper, see "EXTERNAL HELPERS" in mount(8).
+func (n *Node) mountShare(s share, target string) error {
+	var options []string
+	if s.opts.Attr != 0 {
+		options = append(options, s.opts.Attr.String())
+	}
+	data, err := mountapi.JoinOptions(s.opts.Data)
+	if err != nil {
+		return &fault{kind: KindInvalid, err: err}
+	}
+	if data != "" {
+		options = append(options, data)
+	}
+	args := []string{s.source, target}
+	if len(options) > 0 {
+		args = append(args, "-o", strings.Join(options, ","))
+	}
+	name, err := n.exec.LookPath("mount." + s.fsType)
+	if kind, _, sub := strings.Cut(s.fsType, "."); err != nil && sub {
+		name, err = n.exec.LookPath("mount." + kind)
+		args = append(args, "-t", s.fsType)
+	}
+	if err != nil {
+		return fmt.Errorf("the mount helper mount.%s is not installed, or not on PATH (packages nfs-common, cifs-utils, ...): %w", s.fsType, err)
+	}
+	status, output, err := n.commandHiding(s.sensitive, n.helperTimeout, name, args...)
+	if err != nil {
+		return err
+	}
+	if status != 0 {
+		return fmt.Errorf("%s exited with status %d: %s", name, status, output)
+	}
+	return nil
+}
+
+// sameTypes are names of one file system: what a helper is called by and what the
+// kernel shows.
+var sameTypes = map[string]string{"nfs4": "nfs", "smb3": "cifs"}
+
+// compare lists how what is mounted differs from the share.
+func (s share) compare(on []mountapi.Mount) []Difference {
+	m := on[len(on)-1]
+	diff := compareAttr(s.opts.Attr, on) // helpers of FUSE add restrictions of their own
+	family := func(fsType string) string {
+		if kind, known := sameTypes[fsType]; known {
+			return kind
+		}
+		return strings.TrimPrefix(fsType, "fuse.")
+	}
+	if family(m.FSType) != family(s.fsType) {
+		diff = append(diff, Difference{"file system type", s.fsType, m.FSType})
+	}
+	fuse := m.FSType == "fuse" || strings.HasPrefix(m.FSType, "fuse.")
+	if have, want := strings.TrimRight(m.Source, "/"), strings.TrimRight(s.source, "/"); !fuse && have != want {
+		diff = append(diff, Difference{"source", s.source, m.Source})
+	}
+	for _, o := range s.opts.Data {
+		key, want, _ := strings.Cut(o, "=")
+		if key == "nfsvers" {
+			key = "vers"
+		}
+		switch key {
+		case "vers", "sec", "proto":
+		default: // negotiated with the server, or shown in other words
+			continue
+		}
+		have, shown := m.SuperOption(key)
+		// "4" is the newest of 4.x that the server has.
+		if shown && have != want && !(key == "vers" && strings.HasPrefix(have, want+".")) {
+			diff = append(diff, Difference{"mount flag " + key, want, have})
+		}
+	}
+	return diff
+}

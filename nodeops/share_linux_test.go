@@ -1,0 +1,251 @@
+package nodeops
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/internal/mountapi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// helper is a mount helper on PATH that runs a script: $1 is the source, $2 the
+// target, and $4 the options. What it mounts is a tmpfs with that source.
+func helper(t *testing.T, fsType, script string) {
+	t.Helper()
+	bin := t.TempDir()
+	ok(t, os.WriteFile(filepath.Join(bin, "mount."+fsType), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+}
+
+const mounts = `mount -i -n -t tmpfs ${4:+-o "$4"} "$1" "$2"`
+
+func (n *Node) share(t *testing.T, target string, change func(*SharePublish)) error {
+	t.Helper()
+	r := SharePublish{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: target}
+	if change != nil {
+		change(&r)
+	}
+	return n.PublishShare(t.Context(), r)
+}
+
+func TestPublishShare(t *testing.T) {
+	n, _, pods := staged(t)
+	helper(t, "tmpfs", mounts)
+	target := filepath.Join(pods, "p")
+	asked := func(r *SharePublish) {
+		r.ReadOnly = true
+		r.MountFlags = []string{"nosuid,nodev", "size=1m"}
+	}
+	for range 2 {
+		ok(t, n.share(t, target, asked))
+	}
+	table, err := readTable()
+	ok(t, err)
+	on := table.at(target)
+	if len(on) != 1 || !on[0].ReadOnly() || on[0].Source != "server:/share" || !strings.Contains(on[0].Options, "nosuid,nodev") || !strings.Contains(on[0].SuperOptions, "size=1024k") {
+		t.Errorf("mounted is %+v", on)
+	}
+	for _, tt := range []struct {
+		change func(*SharePublish)
+		want   string
+	}{
+		{func(r *SharePublish) { r.ReadOnly = false }, "access is read-only, want read-write"},
+		{func(r *SharePublish) { r.Source = "other:/share" }, "source is server:/share, want other:/share"},
+		{func(r *SharePublish) { r.FSType = "nfs" }, "file system type is tmpfs, want nfs"},
+		{func(r *SharePublish) { r.MountFlags = []string{"noexec"} }, "mount flag noexec is not set"},
+	} {
+		wantKind(t, n.share(t, target, func(r *SharePublish) { asked(r); tt.change(r) }), KindConflict, tt.want)
+	}
+	ok(t, n.Unpublish(t.Context(), "v", target))
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is still there (%v)", err)
+	}
+}
+
+func TestShareRefusesNonsense(t *testing.T) {
+	n, err := New(Config{})
+	ok(t, err)
+	for _, change := range []func(*SharePublish){
+		func(r *SharePublish) { r.Source = "" },
+		func(r *SharePublish) { r.Source = "-o" },
+		func(r *SharePublish) { r.Source = "a\nb" },
+		func(r *SharePublish) { r.FSType = "" },
+		func(r *SharePublish) { r.FSType = "../nfs" },
+		func(r *SharePublish) { r.FSType = "nfs -x" },
+		func(r *SharePublish) { r.FSType = "." },
+		func(r *SharePublish) { r.TargetPath = "p" },
+		func(r *SharePublish) { r.MountFlags = []string{"bind"} },
+		func(r *SharePublish) { r.Sensitive = []string{`pass="hunter2`} },
+	} {
+		err := n.share(t, "/nowhere/p", change)
+		wantKind(t, err, KindInvalid)
+		if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("a secret is in %q", err)
+		}
+	}
+}
+
+// What the helper is given, and what of it is seen.
+func TestShareOptions(t *testing.T) {
+	_, _, pods := staged(t)
+	var log bytes.Buffer
+	n, err := New(Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	ok(t, err)
+	args := filepath.Join(t.TempDir(), "args")
+	helper(t, "secretfs", fmt.Sprintf(`printf '%%s\n' "$@" > %s; echo "cannot log in with hunter2 (password=hunter2) as joe, pin 12,34" >&2; exit 32`, args))
+	target := filepath.Join(pods, "p")
+	err = n.share(t, target, func(r *SharePublish) {
+		r.FSType, r.ReadOnly = "secretfs", true
+		r.MountFlags = []string{"noexec", "vers=3.0", `context="system_u:object_r:t:s0:c1,c2"`}
+		r.Sensitive = []string{"password=hunter2", `pin="12,34"`}
+	})
+	wantKind(t, err, KindInternal, "exited with status 32", "cannot log in")
+	got, e := os.ReadFile(args)
+	ok(t, e)
+	want := "server:/share\n" + target + "\n-o\nro,noexec,vers=3.0,context=\"system_u:object_r:t:s0:c1,c2\",password=hunter2,pin=\"12,34\"\n"
+	if string(got) != want {
+		t.Errorf("the helper was given\n%s\nwant\n%s", got, want)
+	}
+	for _, secret := range []string{"hunter2", "12,34"} {
+		for where, text := range map[string]string{"log": log.String(), "error": err.Error()} {
+			if strings.Contains(text, secret) {
+				t.Errorf("%q is in the %s: %s", secret, where, text)
+			}
+		}
+	}
+	if !strings.Contains(log.String(), "vers=3.0") {
+		t.Errorf("the log does not show what was run: %s", log.String())
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is still there (%v)", err)
+	}
+}
+
+func TestShareHelperIsMissing(t *testing.T) {
+	n, _, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	wantKind(t, n.share(t, target, func(r *SharePublish) { r.FSType = "nosuchfs" }), KindInternal, "mount.nosuchfs", "PATH")
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is still there (%v)", err)
+	}
+}
+
+// mount(8): a type with a dot is a file system of FUSE's.
+func TestShareHelperOfASubtype(t *testing.T) {
+	n, _, pods := staged(t)
+	helper(t, "fuse", `[ "$*" = "server:/share $2 -t fuse.somefs" ] || exit 9; mount -i -n -t tmpfs "$1" "$2"`)
+	err := n.share(t, filepath.Join(pods, "p"), func(r *SharePublish) { r.FSType = "fuse.somefs" })
+	wantKind(t, err, KindInternal, "it mounted something else", "file system type is tmpfs")
+}
+
+// What a helper says does not count, but what is mounted.
+func TestShareHelperThatLies(t *testing.T) {
+	for _, tt := range []struct{ name, script, want string }{
+		{"mounts nothing", "exit 0", "nothing is mounted"},
+		{"mounts something else", `mount -i -n -t tmpfs other:/share "$2"`, "source is other:/share"},
+		{"forgets an option", `mount -i -n -t tmpfs "$1" "$2"`, "access is read-write"},
+		{"mounts twice", mounts + "; " + mounts, "number of stacked mounts is 2"},
+		{"fails half-way", `mount -i -n -t tmpfs other:/share "$2"; exit 1`, "status 1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n, _, pods := staged(t)
+			helper(t, "tmpfs", tt.script)
+			target := filepath.Join(pods, "p")
+			wantKind(t, n.share(t, target, func(r *SharePublish) { r.ReadOnly = true }), KindInternal, tt.want)
+			if got := mountedTypes(t, target); len(got) > 0 {
+				t.Errorf("mounted is %v", got)
+			}
+			if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the target is still there (%v)", err)
+			}
+		})
+	}
+	t.Run("fails after success", func(t *testing.T) {
+		n, _, pods := staged(t)
+		helper(t, "tmpfs", mounts+"; exit 1")
+		ok(t, n.share(t, filepath.Join(pods, "p"), nil))
+	})
+}
+
+// kubernetes-csi/csi-driver-nfs#1271: one mount.nfs that was given up, but not ended,
+// held every later mount of that server for hours.
+func TestShareHelperThatHangs(t *testing.T) {
+	_, _, pods := staged(t)
+	n, err := New(Config{HelperTimeout: 200 * time.Millisecond})
+	ok(t, err)
+	pids := filepath.Join(t.TempDir(), "pids")
+	// Its children ignore what can be ignored, and outlive it.
+	helper(t, "tmpfs", fmt.Sprintf(`trap '' TERM INT HUP; sh -c 'trap "" TERM; echo $$ >> %[1]s; sleep 600' & sleep 600 & echo $! $$ >> %[1]s; wait`, pids))
+	target := filepath.Join(pods, "p")
+	err = n.share(t, target, nil)
+	if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "was killed") {
+		t.Errorf("error is %v, want DEADLINE_EXCEEDED", err)
+	}
+	if isPending(err) {
+		t.Error("work goes on")
+	}
+	text, err := os.ReadFile(pids)
+	ok(t, err)
+	for _, pid := range strings.Fields(string(text)) {
+		if state, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !bytes.Contains(state, []byte(") Z ")) {
+			t.Errorf("process %s goes on: %s", pid, state)
+		}
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is still there (%v)", err)
+	}
+	t.Run("once mounted", func(t *testing.T) {
+		helper(t, "tmpfs", mounts+"; sleep 600")
+		ok(t, n.share(t, target, nil))
+	})
+}
+
+// kubernetes-csi/csi-driver-nfs#927: a stale handle kept pods from starting again.
+func TestShareThatIsDead(t *testing.T) {
+	n, _, pods := staged(t)
+	helper(t, "tmpfs", mounts)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	mountFuse(t, target).die()
+	for range 2 {
+		ok(t, n.share(t, target, nil))
+	}
+	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "tmpfs" {
+		t.Errorf("mounted is %v, want tmpfs", got)
+	}
+}
+
+func TestShareCriticalOptions(t *testing.T) {
+	on := []mountapi.Mount{{
+		MountPoint: "/p", Root: "/", Options: "rw,relatime", FSType: "nfs4", Source: "server:/share",
+		SuperOptions: "rw,vers=4.2,rsize=1048576,wsize=1048576,namlen=255,hard,proto=tcp,timeo=600,retrans=2,sec=sys,clientaddr=10.0.0.2",
+	}}
+	for _, tt := range []struct {
+		flags []string
+		same  bool
+	}{
+		{nil, true},
+		{[]string{"nfsvers=4.2"}, true},
+		{[]string{"vers=4"}, true},
+		{[]string{"vers=4.1"}, false},
+		{[]string{"nfsvers=3"}, false},
+		{[]string{"sec=sys"}, true},
+		{[]string{"sec=krb5p"}, false},
+		{[]string{"proto=udp"}, false},
+		{[]string{"rsize=4096", "hard", "timeo=50"}, true}, // negotiated, or not worth a conflict
+	} {
+		s, err := checkShare(SharePublish{Source: "server:/share/", FSType: "nfs", TargetPath: "/p", MountFlags: tt.flags})
+		ok(t, err)
+		if diff := s.compare(on); (len(diff) == 0) != tt.same {
+			t.Errorf("%q: %v", tt.flags, diff)
+		}
+	}
+}

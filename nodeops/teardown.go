@@ -1,0 +1,106 @@
+package nodeops
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/csikit/csikit/blocking"
+)
+
+// UnmountPolicy is what may be done about a mount that hangs: whose unmount does not
+// return, or that is busy with somebody whom it does not answer.
+type UnmountPolicy int
+
+const (
+	// UnmountWait does nothing about it: the caller gets DEADLINE_EXCEEDED or ABORTED
+	// until the server answers again.
+	UnmountWait UnmountPolicy = iota
+
+	// UnmountForced makes the file system give up what waits for its server
+	// (MNT_FORCE), as NFS, CIFS and FUSE can. Whoever waits gets an error, also the
+	// pods that have the same share mounted elsewhere; what they wrote and was
+	// not yet at the server is lost.
+	UnmountForced
+
+	// UnmountLazily is UnmountForced and, if that does not help, has Unpublish detach
+	// the mount (MNT_DETACH): the path is free, the pod can go, and the file system goes
+	// on until its last user is gone. Unstage never does: the CO would detach the
+	// device from under it.
+	UnmountLazily
+)
+
+// tearDown is run for an operation that takes down what is mounted at the path. It does
+// about a mount that hangs what the policy allows.
+func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most UnmountPolicy, fn func() error) error {
+	run := func(ctx context.Context) error { return n.run(ctx, op, volumeID, path, fn) }
+	most = min(most, n.unmount)
+	if most == UnmountWait {
+		return run(ctx)
+	}
+	key, err := n.key(ctx, path)
+	if err != nil {
+		return wrap(op, volumeID, path, err)
+	}
+	err = n.patiently(ctx, run)
+	for policy := UnmountForced; policy <= most; policy++ {
+		if err == nil || ctx.Err() != nil || !n.hangs(ctx, key, err) {
+			return err
+		}
+		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
+		// Under a name of its own, as what hangs has the path's. What comes of it shows in
+		// the next attempt.
+		n.patiently(ctx, func(ctx context.Context) error {
+			_, _, err := n.blocking.Do(ctx, key+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountBy(policy, key) })
+			return err
+		})
+		// Those who waited for the server let go of the mount once they have their errors.
+		deadline := time.Now().Add(n.patience)
+		for err = n.patiently(ctx, run); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, run) {
+			select {
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}
+	if isPending(err) {
+		return run(ctx) // with the rest of the caller's time
+	}
+	return err
+}
+
+func (p UnmountPolicy) String() string {
+	return [...]string{"waiting", "forced", "lazy"}[p]
+}
+
+// hangs reports whether the attempt failed because of a mount that does not answer.
+func (n *Node) hangs(ctx context.Context, path string, failed error) bool {
+	if isPending(failed) {
+		return true
+	}
+	if !isBusy(failed) {
+		return false
+	}
+	err := n.patiently(ctx, func(ctx context.Context) error {
+		_, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return nil, dead(path) })
+		return err
+	})
+	return err != nil && ctx.Err() == nil
+}
+
+// patiently gives fn as long as a mount may take before it is said to hang.
+func (n *Node) patiently(ctx context.Context, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, n.patience)
+	defer cancel()
+	return fn(ctx)
+}
+
+func isPending(err error) bool {
+	var p *blocking.PendingError
+	return errors.As(err, &p)
+}
+
+func isBusy(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Kind == KindBusy
+}

@@ -1,0 +1,14 @@
+package nodeops
+
+import "github.com/csikit/csikit/internal/mountapi"
+
+func unmountBy(policy UnmountPolicy, path string) error {
+	var err error
+	switch policy {
+	case UnmountForced:
+		_, err = mountapi.UnmountForced(path)
+	case UnmountLazily:
+		_, err = mountapi.Detach(path)
+	}
+	return err
+}
