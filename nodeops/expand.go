@@ -28,7 +28,7 @@ func (n *Node) Expand(ctx context.Context, r ExpandRequest) (capacityBytes int64
 		return 0, wrap(op, r.VolumeID, r.VolumePath, err)
 	}
 	var size int64
-	err = n.run(ctx, op, r.VolumeID, r.VolumePath, func() error {
+	err = n.run(ctx, op, r.VolumeID, r.VolumePath, func(ctx context.Context) error {
 		s, err := n.expand(r)
 		size = s
 		return err

@@ -12,6 +12,8 @@ import (
 
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/internal/mountapi"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"k8s.io/utils/exec"
 )
 
@@ -20,6 +22,14 @@ type Config struct {
 	// Logger gets a line before each mkfs (warning level) and one per program
 	// run (debug level). nil discards them.
 	Logger *slog.Logger
+
+	// TracerProvider gets a span for each operation, each program that is run and each
+	// other step that takes long. nil discards them.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider gets how long operations took, how often mkfs was started, and how
+	// much work is parked in the kernel. nil discards it.
+	MeterProvider metric.MeterProvider
 
 	// Exec starts the programs. nil starts them in a process group of their own
 	// that is killed as a whole.
@@ -64,9 +74,10 @@ type Config struct {
 
 // Node does the node half of a CSI driver. Make one with [New].
 type Node struct {
-	log      *slog.Logger
-	exec     exec.Interface
-	blocking *blocking.Group
+	log       *slog.Logger
+	telemetry telemetry
+	exec      exec.Interface
+	blocking  *blocking.Group
 
 	deviceWait    time.Duration
 	helperTimeout time.Duration
@@ -114,7 +125,9 @@ func New(cfg Config) (*Node, error) {
 	if n.blocking == nil {
 		n.blocking = new(blocking.Group)
 	}
-	return n, nil
+	var err error
+	n.telemetry, err = newTelemetry(cfg.TracerProvider, cfg.MeterProvider, n)
+	return n, err
 }
 
 // Device is the block device that holds a volume. What is given besides Path is
@@ -131,17 +144,28 @@ type Device struct {
 // that is worked on. What has stood there for minutes hangs in the kernel.
 func (n *Node) Inspect() []blocking.Call { return n.blocking.Snapshot() }
 
-// run does fn as the only work on path and gives up waiting, not working, when
+// run does fn as the operation op on the path.
+func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
+	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
+	err := n.alone(ctx, op, volumeID, path, fn)
+	done(err)
+	return err
+}
+
+// alone does fn as the only work on path and gives up waiting, not working, when
 // ctx ends. Who finds work on the path under way waits for it and then does its
 // own: the other call may have asked for something else, and what it did in our
 // favour is found and taken for done.
-func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func() error) error {
+//
+// The context that fn gets ends with the caller's patience; what is begun is not to
+// end with it.
+func (n *Node) alone(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
 	key, err := n.key(ctx, path)
 	if err != nil {
 		return wrap(op, volumeID, path, err)
 	}
 	for {
-		_, joined, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, fn() })
+		_, joined, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, fn(ctx) })
 		var pending *blocking.PendingError
 		if !joined || errors.As(err, &pending) {
 			return wrap(op, volumeID, path, err)

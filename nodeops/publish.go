@@ -37,7 +37,7 @@ func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishFilesystem(r, opts.Attr)
 	})
 }
@@ -63,7 +63,7 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 	if err := checkPath(r.TargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishBlock(r)
 	})
 }
@@ -80,7 +80,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 	if err := checkPath(targetPath); err != nil {
 		return wrap(op, volumeID, targetPath, err)
 	}
-	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func() error {
+	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func(ctx context.Context) error {
 		n.forget(targetPath)
 		return n.unpublish(targetPath)
 	})

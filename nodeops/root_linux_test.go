@@ -709,7 +709,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		first, finish := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			ok(t, n.run(t.Context(), "publish", "v", "/p", func() error {
+			ok(t, n.run(t.Context(), "publish", "v", "/p", func(context.Context) error {
 				close(first)
 				<-finish
 				return nil
@@ -719,7 +719,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		ran := false
 		var got error
 		wg.Go(func() {
-			got = n.run(ctx, "unpublish", "v", "/p", func() error { ran = true; return nil })
+			got = n.run(ctx, "unpublish", "v", "/p", func(context.Context) error { ran = true; return nil })
 		})
 		wg.Go(cancel)
 		close(finish)

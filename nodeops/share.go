@@ -42,7 +42,7 @@ func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func() error {
+	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishShare(s, r.TargetPath)
 	})
 }

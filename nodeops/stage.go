@@ -72,7 +72,7 @@ func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
 	if err != nil {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func() error {
+	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
 		return n.stageFilesystem(ctx, r, opts)
 	})
 }
@@ -115,7 +115,7 @@ func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) 
 	if err := checkPath(stagingTargetPath); err != nil {
 		return wrap(op, volumeID, stagingTargetPath, err)
 	}
-	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func() error {
+	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func(ctx context.Context) error {
 		n.forget(stagingTargetPath)
 		return n.unstage(stagingTargetPath)
 	})

@@ -31,8 +31,10 @@ type measurement struct {
 // which nothing is mounted is KindNotFound. Where measuring hangs, as on a dead
 // device, the last answer for the path is given again, with its age; without one
 // the error is that of work under way.
-func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (Stats, error) {
+func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats, err error) {
 	const op = "stats"
+	ctx, done := n.telemetry.operation(ctx, op, volumeID, volumePath)
+	defer func() { done(err) }()
 	if err := checkVolumePath(volumePath); err != nil {
 		return Stats{}, wrap(op, volumeID, volumePath, err)
 	}

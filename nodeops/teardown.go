@@ -32,8 +32,10 @@ const (
 
 // tearDown is run for an operation that takes down what is mounted at the path. It does
 // about a mount that hangs what the policy allows.
-func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most UnmountPolicy, fn func() error) error {
-	run := func(ctx context.Context) error { return n.run(ctx, op, volumeID, path, fn) }
+func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most UnmountPolicy, fn func(context.Context) error) (err error) {
+	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
+	defer func() { done(err) }()
+	run := func(ctx context.Context) error { return n.alone(ctx, op, volumeID, path, fn) }
 	most = min(most, n.unmount)
 	if most == UnmountWait {
 		return run(ctx)
