@@ -67,6 +67,7 @@ func statAt(path string) ([]Mount, error) {
 		id = parent
 	}
 	slices.Reverse(on)
+	setDevices(on, blockDevice)
 	return on, nil
 }
 

@@ -19,7 +19,7 @@ type Kernel struct {
 
 // Root says what a tree shows where it is attached.
 type Root struct {
-	Major, Minor         uint32 // device of the file system
+	Major, Minor         uint32 // st_dev: the device of the file system, but for btrfs; see Open
 	BlockDevice          bool   // the root is a block device node, of this number:
 	RdevMajor, RdevMinor uint32
 }

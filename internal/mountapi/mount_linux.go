@@ -12,12 +12,30 @@ import (
 )
 
 // Table reads the calling process's mount table.
-func Table() ([]Mount, error) {
-	text, err := os.ReadFile("/proc/thread-self/mountinfo")
+func Table() ([]Mount, error) { return readTable("/proc/thread-self/mountinfo") }
+
+// TableOf reads the mount table of another process, whose paths are relative to
+// that one's root.
+func TableOf(pid int) ([]Mount, error) { return readTable(fmt.Sprintf("/proc/%d/mountinfo", pid)) }
+
+func readTable(file string) ([]Mount, error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	return ParseMountInfo(text)
+	table, err := ParseMountInfo(text)
+	setDevices(table, blockDevice)
+	return table, err
+}
+
+// blockDevice returns the number of the block device at a path in /dev. It looks
+// nowhere else: a name may lie on a mount that is dead.
+func blockDevice(source string) (major, minor uint32, ok bool) {
+	var st unix.Stat_t
+	if !strings.HasPrefix(source, "/dev/") || unix.Stat(source, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return 0, 0, false
+	}
+	return unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev)), true
 }
 
 // Resolve returns path as the mount table shows it: symlinks of its parent are
@@ -175,6 +193,16 @@ func (t *Tree) Root() (Root, error) {
 		BlockDevice: st.Mode&unix.S_IFMT == unix.S_IFBLK,
 		RdevMajor:   st.Rdev_major, RdevMinor: st.Rdev_minor,
 	}, nil
+}
+
+// Open opens the directory that is the tree's root, to ask the file system what
+// Root does not tell.
+func (t *Tree) Open() (*os.File, error) {
+	fd, err := unix.Openat(t.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("openat", err)
+	}
+	return os.NewFile(uintptr(fd), "root of a tree"), nil
 }
 
 // Attach mounts the tree on target, which is not followed when it is a symlink

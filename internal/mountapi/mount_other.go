@@ -2,20 +2,25 @@
 
 package mountapi
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 // Tree stands for a detached mount; it cannot be made on this system.
 type Tree struct{}
 
-func (*Tree) Close() error        { return errors.ErrUnsupported }
-func (*Tree) Root() (Root, error) { return Root{}, errors.ErrUnsupported }
-func (*Tree) Attach(string) error { return errors.ErrUnsupported }
+func (*Tree) Close() error            { return errors.ErrUnsupported }
+func (*Tree) Root() (Root, error)     { return Root{}, errors.ErrUnsupported }
+func (*Tree) Open() (*os.File, error) { return nil, errors.ErrUnsupported }
+func (*Tree) Attach(string) error     { return errors.ErrUnsupported }
 
 func (Kernel) CloneTree(string, Attr) (*Tree, error)          { return nil, errors.ErrUnsupported }
 func (Kernel) NewTree(string, string, Options) (*Tree, error) { return nil, errors.ErrUnsupported }
 func (Kernel) At(string) ([]Mount, error)                     { return nil, errors.ErrUnsupported }
 
 func Table() ([]Mount, error)            { return nil, errors.ErrUnsupported }
+func TableOf(int) ([]Mount, error)       { return nil, errors.ErrUnsupported }
 func Resolve(string) (string, error)     { return "", errors.ErrUnsupported }
 func Unmount(string) (bool, error)       { return false, errors.ErrUnsupported }
 func UnmountForced(string) (bool, error) { return false, errors.ErrUnsupported }

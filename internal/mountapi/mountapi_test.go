@@ -35,6 +35,35 @@ func TestParseMountInfo(t *testing.T) {
 	}
 }
 
+func TestSetDevices(t *testing.T) {
+	asked := 0
+	lookUp := func(source string) (major, minor uint32, ok bool) {
+		asked++
+		return 7, 1, source == "/dev/loop1"
+	}
+	var mounts, want []Mount
+	for _, c := range []struct {
+		fsType, source string
+		found          bool
+	}{
+		{"btrfs", "/dev/loop1", true}, {"btrfs", "/dev/loop2", false}, {"btrfs", "/dev/loop1", true}, {"btrfs", "/dev/loop2", false}, {"fuse.btrfs", "/dev/loop1", false}, {"tmpfs", "/dev/loop1", false},
+	} {
+		m := Mount{FSType: c.fsType, Source: c.source, Minor: 39}
+		mounts = append(mounts, m)
+		if c.found {
+			m.Major, m.Minor = 7, 1
+		}
+		want = append(want, m)
+	}
+	setDevices(mounts, lookUp)
+	if !slices.Equal(mounts, want) {
+		t.Errorf("%+v, want %+v", mounts, want)
+	}
+	if asked != 2 {
+		t.Errorf("looked up %d times, want once for each source", asked)
+	}
+}
+
 func TestParseOptions(t *testing.T) {
 	tests := []struct {
 		flags string // separated by |

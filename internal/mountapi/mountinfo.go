@@ -11,7 +11,7 @@ import (
 // names them.
 type Mount struct {
 	ID, ParentID int
-	Major, Minor uint32 // st_dev of files in this mount
+	Major, Minor uint32 // device of the file system; see setDevices for btrfs
 	Root         string // path in the file system that is the mount's root
 	MountPoint   string // relative to the reading process's root
 	Options      string // of this mount alone
@@ -53,8 +53,41 @@ func hasOption(list, want string) bool {
 	return false
 }
 
+// setDevices gives the mounts of each btrfs the number of the block device that
+// their Source names. In the table they have an anonymous one, which says that
+// they are of one file system but not of which; st_dev in them is yet another
+// one, in each subvolume. Where Source names no block device the number remains,
+// and is that of no device.
+//
+// The kernel shows the name under which the device was last mounted or scanned, in
+// any mount namespace, not its number. Who has to be sure asks the file system.
+func setDevices(mounts []Mount, number func(source string) (major, minor uint32, ok bool)) {
+	type device struct {
+		major, minor uint32
+		ok           bool
+	}
+	var known map[string]device
+	for i := range mounts {
+		m := &mounts[i]
+		if m.FSType != "btrfs" {
+			continue
+		}
+		d, seen := known[m.Source]
+		if !seen {
+			d.major, d.minor, d.ok = number(m.Source)
+			if known == nil {
+				known = make(map[string]device)
+			}
+			known[m.Source] = d
+		}
+		if d.ok {
+			m.Major, m.Minor = d.major, d.minor
+		}
+	}
+}
+
 // ParseMountInfo parses the text of /proc/PID/mountinfo, in its order: of
-// several mounts on one path the last one is on top.
+// several mounts on one path the last one is on top. Devices are as the text has them.
 func ParseMountInfo(text []byte) ([]Mount, error) {
 	mounts := make([]Mount, 0, bytes.Count(text, []byte{'\n'}))
 	for line := range bytes.Lines(text) {

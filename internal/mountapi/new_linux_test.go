@@ -92,7 +92,7 @@ type volume struct {
 func newVolume(t *testing.T, fsType string) *volume {
 	t.Helper()
 	gate.Root(t)
-	gate.Tools(t, "mkfs.ext4", "mkfs.xfs")
+	gate.Tools(t, "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs")
 	s := newSandbox(t)
 	image := s.touch("image")
 	s.ok(os.Truncate(image, 320<<20)) // mkfs.xfs refuses less than 300 MiB
@@ -133,13 +133,22 @@ func (v *volume) setReadOnly(on bool) {
 }
 
 // checkRoot looks at what a CSI driver must: that the tree is of this device.
-func (v *volume) checkRoot(tree *Tree) error {
-	root, err := tree.Root()
-	want := Root{Major: unix.Major(v.dev.Rdev), Minor: unix.Minor(v.dev.Rdev)}
-	if err == nil && root != want {
-		err = fmt.Errorf("root is %+v, want %+v", root, want)
+func (v *volume) checkRoot(fsType string) func(*Tree) error {
+	return func(tree *Tree) error {
+		if fsType == "btrfs" { // tells it by ioctl alone
+			dir, err := tree.Open()
+			if err != nil {
+				return err
+			}
+			return dir.Close()
+		}
+		root, err := tree.Root()
+		want := Root{Major: unix.Major(v.dev.Rdev), Minor: unix.Minor(v.dev.Rdev)}
+		if err == nil && root != want {
+			err = fmt.Errorf("root is %+v, want %+v", root, want)
+		}
+		return err
 	}
-	return err
 }
 
 func TestNewOnDevice(t *testing.T) {
@@ -155,6 +164,7 @@ func TestNewOnDevice(t *testing.T) {
 	}{
 		{name: "ext4", on: "ext4", fsType: "ext4"},
 		{name: "xfs", on: "xfs", fsType: "xfs"},
+		{name: "btrfs", on: "btrfs", fsType: "btrfs", options: Options{Data: []string{"subvolid=5"}}, super: "subvolid=5"},
 		{name: "ext4 with options", on: "ext4", fsType: "ext4",
 			options: Options{Attr: NoSuid | NoDirAtime, Data: []string{"errors=remount-ro", "data=journal"}}, super: "errors=remount-ro"},
 		{name: "xfs with options", on: "xfs", fsType: "xfs", options: Options{Attr: NoAtime, Data: []string{"nouuid"}}, super: "nouuid"},
@@ -188,7 +198,7 @@ func TestNewOnDevice(t *testing.T) {
 				if test.source != "" {
 					source = test.source
 				}
-				err := mountNew(k, test.fsType, source, target, test.options, v.checkRoot)
+				err := mountNew(k, test.fsType, source, target, test.options, v.checkRoot(test.fsType))
 				if test.err != nil {
 					if !errors.Is(err, test.err) || test.err != ErrOption && errors.Is(err, ErrOption) {
 						t.Errorf("error is %v, want %v", err, test.err)
@@ -201,6 +211,9 @@ func TestNewOnDevice(t *testing.T) {
 				m := v.expectAdded(k, target, test.options.Attr)
 				if m.FSType != test.fsType || m.Source != source || test.super != "" && !hasOption(m.SuperOptions, test.super) {
 					t.Errorf("mounted as %+v", m)
+				}
+				if m.Major != unix.Major(v.dev.Rdev) || m.Minor != unix.Minor(v.dev.Rdev) {
+					t.Errorf("the table shows device %d:%d, want that of %s", m.Major, m.Minor, source)
 				}
 				expectWritable(t, target, test.options.Attr&ReadOnly == 0)
 				if was, err := Unmount(target); !was || err != nil {
