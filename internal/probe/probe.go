@@ -43,6 +43,7 @@ type Result struct {
 	Incomplete bool // the superblock says that mkfs did not come to its end
 	Clean      bool // the superblock asks for no check: complete, and no error was recorded
 	Full       bool // the file system cannot use more of the device than it does
+	Devices    int  // how many a btrfs consists of, of which this is one; else 0
 }
 
 func (r Result) String() string {

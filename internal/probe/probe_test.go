@@ -112,6 +112,9 @@ func TestFilesystems(t *testing.T) {
 			if err != nil || r.Kind != Filesystem || r.Type != test.fsType || r.UUID != id || r.Label != "label" || !r.Clean || r.Incomplete || r.Size != test.size&^4095 {
 				t.Errorf("%+v, %v", r, err)
 			}
+			if (r.Devices == 1) != (r.Type == "btrfs") || r.Devices > 1 {
+				t.Errorf("consists of %d devices", r.Devices)
+			}
 			if !r.Full {
 				t.Error("a fresh file system does not count as using all of its device")
 			}

@@ -116,7 +116,8 @@ func btrfs(head []byte, size int64) (Result, bool) {
 	le := binary.LittleEndian
 	total, sector := le.Uint64(sb[0x70:]), int64(le.Uint32(sb[0x90:]))
 	device := le.Uint64(sb[0xc9+8:]) // of this device; total is that of all
-	if total == 0 || total > 1<<62 || device > total {
+	devices := le.Uint64(sb[0x88:])
+	if total == 0 || total > 1<<62 || device > total || devices > 1<<30 {
 		return Result{Kind: Foreign, Type: "btrfs"}, true
 	}
 	return Result{
@@ -125,6 +126,11 @@ func btrfs(head []byte, size int64) (Result, bool) {
 		Size: int64(total), BlockSize: sector,
 		Incomplete: unfinished,
 		Clean:      !unfinished && le.Uint64(sb[0x38:])&flagError == 0,
-		Full:       size-int64(device) < max(sector, 4096), // it uses whole sectors
+		Full:       BtrfsFull(int64(device), sector, size),
+		Devices:    int(devices),
 	}, true
 }
+
+// BtrfsFull reports whether a btrfs that uses so many bytes of a device of size
+// bytes can use no more of it: it uses whole sectors.
+func BtrfsFull(used, sector, size int64) bool { return size-used < max(sector, 4096) }
