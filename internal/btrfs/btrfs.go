@@ -16,6 +16,9 @@ type Info struct {
 	lastDevice uint64 // the highest ID of its devices; if there is one device, that device's
 }
 
+// LeastGrown is the least size that the kernel lets a btrfs grow to, in bytes.
+const LeastGrown = 256 << 20
+
 func fsid(b [16]byte) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }

@@ -97,7 +97,8 @@ func (i Info) DeviceSize(dir *os.File) (int64, error) {
 // ErrBusy says that the btrfs does something that goes with no resize, such as a balance.
 var ErrBusy = errors.New("btrfs is being balanced or otherwise rearranged")
 
-// Grow makes the btrfs use all of its one device. It needs CAP_SYS_ADMIN.
+// Grow makes the btrfs use all of its one device, of LeastGrown bytes or more. It
+// needs CAP_SYS_ADMIN.
 func (i Info) Grow(dir *os.File) error {
 	var a volArgs
 	copy(a.name[:], fmt.Sprintf("%d:max", i.lastDevice))
