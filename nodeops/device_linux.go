@@ -130,16 +130,55 @@ func (d *device) close() { d.file.Close() }
 func (d *device) probe() (probe.Result, error) { return probe.Probe(d.file, d.size) }
 
 // hold opens the device exclusively: while it is held no program can format,
-// check or mount it, and it cannot be had while one does.
+// check or mount it, and it cannot be had while one does, or while a mkfs has it
+// that was claimed for.
 func (d *device) hold() (release func(), err error) {
 	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EBUSY) {
+	op := "open exclusively"
+	if err == nil {
+		op = "flock"
+		if err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB); err == nil {
+			err = unix.Flock(fd, unix.LOCK_UN)
+		}
+		if err != nil {
+			unix.Close(fd)
+		}
+	}
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EWOULDBLOCK) {
 		return nil, faultf(KindBusy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier call that was cut off", d.path)
 	}
 	if err != nil {
-		return nil, &os.PathError{Op: "open exclusively", Path: d.path, Err: err}
+		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
 	}
 	return sync.OnceFunc(func() { unix.Close(fd) }), nil
+}
+
+// claim locks the device for a mkfs, which is given the file and keeps the lock to
+// its end, whatever becomes of this process. mke2fs and mkfs.xfs open the device
+// exclusively themselves; mkfs.btrfs only looks whether it can, and writes without.
+//
+// The lock is the one that udev respects: it does not probe a device that is locked
+// so (systemd.io/BLOCK_DEVICE_LOCKING). While udev probes, which does not take
+// long, it has the lock.
+func (d *device) claim() (*os.File, error) {
+	f, err := d.reopen(unix.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			break
+		}
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = faultf(KindBusy, "%s is locked by a program that works on it", d.path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // readOnly reports whether the device refuses writes.

@@ -88,6 +88,11 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	}
 	defer done()
 
+	claim, err := dev.claim()
+	if err != nil {
+		return err
+	}
+	defer claim.Close()
 	m := newMark(r.VolumeID, r.FSType, dev.size)
 	if err := dev.writeMark(m); err != nil {
 		return &fault{kind: KindUncertain, err: err}
@@ -102,8 +107,9 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	}
 	args = append(args, dev.path)
 	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_cut_off", again)
-	release() // mkfs takes the device exclusively itself: of two, one fails without writing
-	status, output, failed := n.command(0, fs.mkfs[0], args...)
+	release() // mkfs opens the device exclusively itself: of two, one fails without writing
+	status, output, failed := n.execute(program{name: fs.mkfs[0], args: args, input: claim})
+	claim.Close() // a mkfs that still runs, if that can be, keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}

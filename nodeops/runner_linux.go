@@ -111,37 +111,48 @@ func groupRuns(pgid int) bool {
 	return false
 }
 
+// program is what is to be run.
+type program struct {
+	name      string
+	args      []string
+	timeout   time.Duration // 0: none, a mkfs is never killed half-way
+	input     *os.File      // standard input; nil: nothing
+	sensitive []string      // words of args that appear neither in a log nor in what is returned
+}
+
 // command runs a program to its end and returns its exit status and what it
 // printed. A timeout of 0 means none: a mkfs is never killed half-way.
 func (n *Node) command(timeout time.Duration, name string, args ...string) (status int, output string, err error) {
-	return n.commandHiding(nil, timeout, name, args...)
+	return n.execute(program{name: name, args: args, timeout: timeout})
 }
 
-// commandHiding is command with words that appear neither in a log nor in what is
-// returned.
+// execute is command for a program that needs more.
 //
 // The output goes to a memory file, not a pipe: a mkfs that outlives this
 // process, when that is killed, must not die of SIGPIPE half-way.
-func (n *Node) commandHiding(sensitive []string, timeout time.Duration, name string, args ...string) (status int, output string, err error) {
+func (n *Node) execute(p program) (status int, output string, err error) {
 	ctx := context.Background()
-	if timeout > 0 {
+	if p.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
+		ctx, cancel = context.WithTimeout(ctx, p.timeout)
 		defer cancel()
 	}
-	fd, err := unix.MemfdCreate(path.Base(name), unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate(path.Base(p.name), unix.MFD_CLOEXEC)
 	if err != nil {
 		return 0, "", os.NewSyscallError("memfd_create", err)
 	}
-	out := os.NewFile(uintptr(fd), name)
+	out := os.NewFile(uintptr(fd), p.name)
 	defer out.Close()
 
-	hide := hider(sensitive)
-	shown := make([]string, 0, 1+len(args))
-	for _, a := range append([]string{name}, args...) {
+	hide := hider(p.sensitive)
+	shown := make([]string, 0, 1+len(p.args))
+	for _, a := range append([]string{p.name}, p.args...) {
 		shown = append(shown, hide.Replace(a))
 	}
-	c := n.exec.CommandContext(ctx, name, args...)
+	c := n.exec.CommandContext(ctx, p.name, p.args...)
+	if p.input != nil {
+		c.SetStdin(p.input)
+	}
 	c.SetStdout(out)
 	c.SetStderr(out)
 	start := time.Now()
@@ -154,13 +165,13 @@ func (n *Node) commandHiding(sensitive []string, timeout time.Duration, name str
 	var exit exec.ExitError
 	switch {
 	case ctx.Err() != nil && err != nil:
-		return 0, output, fmt.Errorf("%s has not ended after %v and was killed: %w: %s", name, timeout, ctx.Err(), output)
+		return 0, output, fmt.Errorf("%s has not ended after %v and was killed: %w: %s", p.name, p.timeout, ctx.Err(), output)
 	case errors.Is(err, exec.ErrExecutableNotFound):
-		return 0, "", fmt.Errorf("%s is not installed (or not on PATH): %w", name, err)
+		return 0, "", fmt.Errorf("%s is not installed (or not on PATH): %w", p.name, err)
 	case errors.As(err, &exit) && exit.Exited():
 		return exit.ExitStatus(), output, readErr
 	case err != nil:
-		return 0, output, fmt.Errorf("%s: %w: %s", name, err, output)
+		return 0, output, fmt.Errorf("%s: %w: %s", p.name, err, output)
 	}
 	return 0, output, readErr
 }

@@ -75,7 +75,7 @@ func (n *Node) mountShare(s share, target string) error {
 	if err != nil {
 		return fmt.Errorf("the mount helper mount.%s is not installed, or not on PATH (packages nfs-common, cifs-utils, ...): %w", s.fsType, err)
 	}
-	status, output, err := n.commandHiding(s.sensitive, n.helperTimeout, name, args...)
+	status, output, err := n.execute(program{name: name, args: args, timeout: n.helperTimeout, sensitive: s.sensitive})
 	if err != nil {
 		return err
 	}
