@@ -17,6 +17,7 @@ need xfs_growfs xfsprogs
 need blkid util-linux
 if [ "${1:-}" = test ]; then
 	need mkfs.btrfs btrfs-progs
+	need btrfs btrfs-progs
 	need setpriv util-linux
 fi
 

@@ -111,12 +111,21 @@ func BenchmarkStageFresh(b *testing.B) {
 			}
 		})
 	}
-	b.Run("mount-utils/ext4", func(b *testing.B) {
+	b.Run("btrfs", func(b *testing.B) {
 		f := newFixture(b, 1<<30)
-		m := mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())
 		for b.Loop() {
-			ok(b, m.FormatAndMount(f.dev.Path, f.staging, "ext4", nil))
+			f.mustStage("btrfs")
 			blank(b, f)
 		}
 	})
+	for _, fsType := range []string{"ext4", "btrfs"} {
+		b.Run("mount-utils/"+fsType, func(b *testing.B) {
+			f := newFixture(b, 1<<30)
+			m := mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())
+			for b.Loop() {
+				ok(b, m.FormatAndMount(f.dev.Path, f.staging, fsType, nil))
+				blank(b, f)
+			}
+		})
+	}
 }

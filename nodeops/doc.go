@@ -47,6 +47,17 @@
 // grow a mounted ext4. Linux 5.12. On other systems every operation returns
 // errors.ErrUnsupported.
 //
-// Programs: mke2fs, e2fsck and resize2fs (e2fsprogs), mkfs.xfs, xfs_repair
-// and xfs_growfs (xfsprogs), blkid (util-linux).
+// Programs: blkid (util-linux), and for the file system types that are used:
+// mke2fs, e2fsck and resize2fs (e2fsprogs) for ext4; mkfs.xfs, xfs_repair and
+// xfs_growfs (xfsprogs) for xfs; mkfs.btrfs and btrfs (btrfs-progs) for btrfs.
+//
+// # btrfs
+//
+// A volume is the whole of one btrfs on one device: of more devices it is refused,
+// and so are the mount options subvol, subvolid and device. Devices have to be in
+// /dev, and /sys has to be mounted. The least size is 109 MiB, but what is smaller
+// than 256 MiB grows only to 256 MiB and more. A copy, such as a restored snapshot,
+// is mounted beside its source from Linux 6.7 on; before, that is KindPrecondition.
+// There are no inodes to count. The kernel discards what is freed on its own where
+// the device takes discards (Linux 6.2); the mount option nodiscard keeps it from that.
 package nodeops

@@ -1,11 +1,13 @@
 package nodeops
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path"
 	"unsafe"
 
+	"github.com/csikit/csikit/internal/btrfs"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
@@ -88,39 +90,84 @@ func (n *Node) growMounted(fsType, target string, dev *device) error {
 	if m.ReadOnly() {
 		return faultf(KindPrecondition, "mounted read-only, so it cannot grow to the %d bytes of its device", dev.size)
 	}
-	var name, arg string
 	switch fsType {
 	case "ext4":
 		if !hasSysResource() {
 			return faultf(KindPrecondition, "a mounted ext4 grows only with CAP_SYS_RESOURCE, which this process lacks; the file system grows to %d bytes when the volume is staged the next time", dev.size)
 		}
-		name, arg = "resize2fs", dev.path
+		err = n.growBy("resize2fs", dev.path)
 	case "xfs":
-		name, arg = "xfs_growfs", target
+		err = n.growBy("xfs_growfs", target)
+	case "btrfs":
+		if dev.size < btrfs.LeastGrown {
+			return faultf(KindPrecondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.LeastGrown), dev.size)
+		}
+		err = growBtrfs(target)
 	default:
 		return faultf(KindPrecondition, "growing %s is not supported", fsType)
 	}
-	status, output, err := n.command(0, name, arg)
 	if err != nil {
 		return err
 	}
-	if status != 0 {
-		return faultf(KindUncertain, "%s exited with status %d: %s", name, status, output)
-	}
 	if full, err = isFull(fsType, target, dev); err == nil && !full {
-		err = faultf(KindUncertain, "%s reported success, but the file system does not use all %d bytes", name, dev.size)
+		err = faultf(KindUncertain, "growing reported success, but the %s does not use all %d bytes", fsType, dev.size)
 	}
 	return err
 }
 
+func (n *Node) growBy(name, arg string) error {
+	status, output, err := n.command(0, name, arg)
+	if err == nil && status != 0 {
+		err = faultf(KindUncertain, "%s exited with status %d: %s", name, status, output)
+	}
+	return err
+}
+
+func growBtrfs(target string) error {
+	dir, err := os.Open(target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	info, err := btrfs.Stat(dir)
+	if err == nil {
+		err = info.Grow(dir)
+	}
+	switch {
+	case errors.Is(err, btrfs.ErrBusy):
+		return &fault{kind: KindBusy, err: err}
+	case err != nil:
+		return &fault{kind: KindUncertain, err: err}
+	}
+	return nil
+}
+
 func isFull(fsType, target string, dev *device) (bool, error) {
-	if fsType == "xfs" {
+	switch fsType {
+	case "xfs":
 		size, blockSize, err := xfsGeometry(target)
 		return probe.XFSFull(size, blockSize, dev.size), err
+	case "btrfs":
+		return btrfsFull(target, dev)
 	}
 	// ext4 keeps its superblock in the device's page cache, where we read it.
 	found, err := dev.probe()
 	return found.Full, err
+}
+
+// btrfsFull asks the mounted btrfs: its superblock on the device is not up to date.
+func btrfsFull(target string, dev *device) (bool, error) {
+	dir, err := os.Open(target)
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	info, err := btrfs.Stat(dir)
+	if err != nil {
+		return false, err
+	}
+	used, err := info.DeviceSize(dir)
+	return probe.BtrfsFull(used, info.SectorSize, dev.size), err
 }
 
 // xfsGeometry asks a mounted xfs for its size: its superblock on the device is

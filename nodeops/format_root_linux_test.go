@@ -91,7 +91,6 @@ func (f *fixture) unstage() {
 // The installed programs write to no place of the mark: a mkfs that was cut off has
 // written a part of what this one writes.
 func TestMarkSurvivesMkfs(t *testing.T) {
-	gate.Tools(t, "mkfs.btrfs")
 	programs := []struct {
 		name string
 		min  int64
@@ -103,7 +102,7 @@ func TestMarkSurvivesMkfs(t *testing.T) {
 		{"ext4 for old kernels", mib, append(slices.Clone(filesystems["ext4"].mkfs), "-O", "^64bit,^metadata_csum")},
 		{"xfs", 300 * mib, filesystems["xfs"].mkfs},
 		{"xfs striped", gib, append(slices.Clone(filesystems["xfs"].mkfs), "-d", "su=64k,sw=4")},
-		{"btrfs", 128 * mib, []string{"mkfs.btrfs", "-q", "-K"}},
+		{"btrfs", 128 * mib, filesystems["btrfs"].mkfs},
 	}
 	sizes := []int64{
 		mib, 2*mib + 512, 5 * mib, 11 * mib, 16 * mib, 24 * mib, 31*mib + 512, 32 * mib, 40 * mib, 64 * mib, 100 * mib,
@@ -228,7 +227,7 @@ func TestCompleteWithMark(t *testing.T) {
 			}
 
 			// What looks like a mark in a file: no new file system, whoever made it.
-			for _, m := range []mark{m, newMark("w", c.fsType, c.size), newMark("v", "btrfs", c.size)} {
+			for _, m := range []mark{m, newMark("w", c.fsType, c.size), newMark("v", "other", c.size)} {
 				f.putMark(m)
 				f.mustStage(c.fsType)
 				if got, err := os.ReadFile(f.staging + "/file"); string(got) != "data" {
@@ -257,7 +256,18 @@ func TestCompleteWithMark(t *testing.T) {
 			f := newFixture(t, c.size)
 			f.putMark(newMark("v", c.fsType, c.size))
 			f.mkfs(c.fsType)
-			f.put(map[string]int64{"ext4": 266240, "xfs": 4096}[c.fsType], bytes.Repeat([]byte{0xff}, 8192))
+			switch c.fsType {
+			case "ext4":
+				f.put(266240, bytes.Repeat([]byte{0xff}, 8192))
+			case "xfs":
+				f.put(4096, bytes.Repeat([]byte{0xff}, 8192))
+			case "btrfs": // has two of each block: all but superblock and mark
+				for from := mib; from < c.size; from += mib {
+					if !slices.ContainsFunc(markPlaces(c.size), func(p int64) bool { return p/mib == from/mib }) {
+						f.put(from, bytes.Repeat([]byte{0xff}, int(mib)))
+					}
+				}
+			}
 			wantKind(t, f.stage(f.stageRequest(c.fsType)), KindPrecondition, "damaged", "blkdiscard -z")
 			if !f.look().mark.whole(c.fsType) {
 				t.Error("the mark is gone")
@@ -270,6 +280,7 @@ func TestCompleteWithMark(t *testing.T) {
 func TestMkfsRefuses(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	wantKind(t, f.stage(f.stageRequest("xfs")), KindUncertain, "mkfs.xfs", "300MB")
+	wantKind(t, f.stage(f.stageRequest("btrfs")), KindUncertain, "mkfs.btrfs", "too small")
 	all, err := os.ReadFile(f.image)
 	ok(t, err)
 	if len(bytes.Trim(all, "\x00")) > 0 {

@@ -7,8 +7,9 @@ type filesystem struct {
 	mkfs      []string // makes one on a blank device; never asks, prints only errors
 	prezeroed []string // added to mkfs when the device is known to read as zeros
 	again     []string // added to mkfs when an earlier one was cut off
-	check     []string // reads a file system through and exits with 0 if it is sound
+	check     []string // reads a file system through while we hold its device, and exits with 0 if it is sound
 	data      []string // mount options that are always given
+	refused   []string // mount options that make another volume of it
 }
 
 // mkfs must not discard: that takes the mark with it, takes minutes on large
@@ -28,6 +29,15 @@ var filesystems = map[string]filesystem{
 		check: []string{"xfs_repair", "-n"},
 		// A clone or restore has its source's UUID, and xfs refuses to mount two of them.
 		data: []string{"nouuid"},
+	},
+	"btrfs": {
+		mkfs:  []string{"mkfs.btrfs", "-q", "-K"},
+		again: []string{"-f"},
+		// --force: it would open the device exclusively, which we do.
+		check: []string{"btrfs", "check", "--readonly", "--force"},
+		// The whole of it, whatever subvolume was made the default by whoever used it.
+		data:    []string{"subvolid=5"},
+		refused: []string{"subvol", "subvolid", "device"},
 	},
 }
 

@@ -53,11 +53,7 @@ func (n *Node) holders(d Device) ([]Holder, error) {
 		if err != nil || seen[namespace] {
 			continue // ended meanwhile, not ours to see, or seen
 		}
-		text, err := os.ReadFile(dir + "/mountinfo")
-		if err != nil {
-			continue
-		}
-		mounts, err := mountapi.ParseMountInfo(text)
+		mounts, err := mountapi.TableOf(pidIn(dir))
 		if err != nil {
 			continue
 		}

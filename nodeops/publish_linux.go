@@ -74,8 +74,12 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if err != nil {
 		return err
 	}
-	if err := bind(staging, target, attr, func(root mountapi.Root) error {
-		if root.Major != source.Major || root.Minor != source.Minor {
+	if err := bind(staging, target, attr, func(tree *mountapi.Tree) error {
+		major, minor, err := treeDevice(tree, source.FSType)
+		if err != nil {
+			return &fault{kind: KindUncertain, err: err}
+		}
+		if major != source.Major || minor != source.Minor {
 			return faultf(KindUncertain, "what is mounted at the staging path changed meanwhile")
 		}
 		return nil
@@ -127,7 +131,11 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	}
 	err = n.setAccess(dev, r.ReadOnly, others)
 	if err == nil {
-		err = bind(dev.path, target, attr, func(root mountapi.Root) error {
+		err = bind(dev.path, target, attr, func(tree *mountapi.Tree) error {
+			root, err := tree.Root()
+			if err != nil {
+				return err
+			}
 			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
 				return faultf(KindUncertain, "%s became another device meanwhile", dev.path)
 			}
@@ -185,17 +193,13 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 }
 
 // bind attaches a copy of source to target, once check has seen what it shows.
-func bind(source, target string, attr mountapi.Attr, check func(mountapi.Root) error) error {
+func bind(source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) error {
 	tree, err := mountapi.CloneTree(source, attr)
 	if err != nil {
 		return fmt.Errorf("%s: %w", source, err)
 	}
 	defer tree.Close()
-	root, err := tree.Root()
-	if err != nil {
-		return err
-	}
-	if err := check(root); err != nil {
+	if err := check(tree); err != nil {
 		return err
 	}
 	return tree.Attach(target)

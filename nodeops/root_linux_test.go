@@ -39,7 +39,7 @@ type fixture struct {
 func newFixture(t testing.TB, size int64) *fixture {
 	t.Helper()
 	gate.Root(t)
-	gate.Tools(t, "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_growfs", "blkid")
+	gate.Tools(t, "mke2fs", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_growfs", "mkfs.btrfs", "btrfs", "blkid")
 	dir := t.TempDir()
 	f := &fixture{t: t, image: filepath.Join(dir, "image"), staging: filepath.Join(dir, "staging"), pods: filepath.Join(dir, "pods")}
 	for _, d := range []string{f.staging, f.pods} {
@@ -177,7 +177,14 @@ func ok(t testing.TB, err error) {
 var fsTable = []struct {
 	fsType string
 	size   int64
-}{{"ext4", 64 * mib}, {"xfs", 320 * mib}}
+}{{"ext4", 64 * mib}, {"xfs", 320 * mib}, {"btrfs", 128 * mib}}
+
+// onEachType runs the test with a blank device, for each file system type.
+func onEachType(t *testing.T, test func(t *testing.T, f *fixture, fsType string)) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) { test(t, newFixture(t, c.size), c.fsType) })
+	}
+}
 
 func TestStagePublishRoundTrip(t *testing.T) {
 	for _, c := range fsTable {
@@ -261,7 +268,9 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 			test.setup(f)
 			before, err := os.ReadFile(f.image)
 			ok(t, err)
-			wantKind(t, f.stage(f.stageRequest("xfs")), test.kind, test.words)
+			for _, fsType := range []string{"xfs", "btrfs"} {
+				wantKind(t, f.stage(f.stageRequest(fsType)), test.kind, test.words)
+			}
 			after, err := os.ReadFile(f.image)
 			ok(t, err)
 			if string(before) != string(after) {
@@ -325,52 +334,64 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 // kubernetes#120853, ceph-csi#4762: publishing what was never staged must not bind
 // a directory of the node's own disk.
 func TestPublishNeedsTheStagedDevice(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
-	ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
-	err := f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path })
-	wantKind(t, err, KindPrecondition, f.dev.Path)
-	if _, err := os.Lstat(f.target("p")); err == nil {
-		t.Error("the target was made and left")
-	}
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
+		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
+		err := f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path })
+		wantKind(t, err, KindPrecondition, f.dev.Path)
+		if _, err := os.Lstat(f.target("p")); err == nil {
+			t.Error("the target was made and left")
+		}
+		ok(t, unix.Unmount(f.staging, 0))
+		f.mustStage(fsType)
+		other := newFixture(t, 8*mib)
+		err = f.publish("p", func(r *FilesystemPublish) { r.Device.Path = other.dev.Path })
+		wantKind(t, err, KindPrecondition, "shows device "+f.open().name(), "not "+other.dev.Path)
+		ok(t, f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path }))
+		at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
+		if want := []string{f.target("p"), f.staging}; err != nil || !slices.Equal(at, want) {
+			t.Errorf("mounted at %v (%v), want %v", at, err, want)
+		}
+	})
 }
 
 // kubernetes#121271 and its like: "is a mount" is not "is the mount".
 func TestConflictsListTheDifferences(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
-	err := f.stage(f.stageRequest("ext4"))
-	wantKind(t, err, KindConflict, "device", "file system type is tmpfs, want ext4")
-	ok(t, unix.Unmount(f.staging, 0))
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
+		err := f.stage(f.stageRequest(fsType))
+		wantKind(t, err, KindConflict, "device", "file system type is tmpfs, want "+fsType)
+		ok(t, unix.Unmount(f.staging, 0))
 
-	f.mustStage("ext4")
-	r := f.stageRequest("ext4")
-	r.ReadOnly = true
-	wantKind(t, f.stage(r), KindConflict, "access is read-write, want read-only")
+		f.mustStage(fsType)
+		r := f.stageRequest(fsType)
+		r.ReadOnly = true
+		wantKind(t, f.stage(r), KindConflict, "access is read-write, want read-only")
 
-	ok(t, f.publish("p", nil))
-	err = f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true })
-	wantKind(t, err, KindConflict, "access is read-write, want read-only")
-	err = f.publish("p", func(r *FilesystemPublish) { r.MountFlags = []string{"nosuid,noexec"} })
-	wantKind(t, err, KindConflict, "nosuid,noexec is not set, want set")
+		ok(t, f.publish("p", nil))
+		err = f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true })
+		wantKind(t, err, KindConflict, "access is read-write, want read-only")
+		err = f.publish("p", func(r *FilesystemPublish) { r.MountFlags = []string{"nosuid,noexec"} })
+		wantKind(t, err, KindConflict, "nosuid,noexec is not set, want set")
 
-	ok(t, unix.Mount("tmpfs", f.target("p"), "tmpfs", 0, ""))
-	wantKind(t, f.publish("p", nil), KindConflict, "number of stacked mounts is 2, want 1")
-	ok(t, f.unpublish("p")) // both
-	if len(f.mounts(f.target("p"))) > 0 {
-		t.Error("stacked mounts were not unwound")
-	}
+		ok(t, unix.Mount("tmpfs", f.target("p"), "tmpfs", 0, ""))
+		wantKind(t, f.publish("p", nil), KindConflict, "number of stacked mounts is 2, want 1")
+		ok(t, f.unpublish("p")) // both
+		if len(f.mounts(f.target("p"))) > 0 {
+			t.Error("stacked mounts were not unwound")
+		}
 
-	ok(t, os.WriteFile(f.target("file"), []byte("x"), 0o600))
-	wantKind(t, f.publish("file", nil), KindConflict, "target is a file of 1 bytes, want a directory")
-	wantKind(t, f.unpublish("file"), KindPrecondition, "not deleted")
-	ok(t, os.Mkdir(f.target("dir"), 0o700))
-	f.write(f.target("dir")+"/precious", "data")
-	wantKind(t, f.unpublish("dir"), KindPrecondition, "not empty")
-	f.write(f.target("dir")+"/precious", "still here")
+		ok(t, os.WriteFile(f.target("file"), []byte("x"), 0o600))
+		wantKind(t, f.publish("file", nil), KindConflict, "target is a file of 1 bytes, want a directory")
+		wantKind(t, f.unpublish("file"), KindPrecondition, "not deleted")
+		ok(t, os.Mkdir(f.target("dir"), 0o700))
+		f.write(f.target("dir")+"/precious", "data")
+		wantKind(t, f.unpublish("dir"), KindPrecondition, "not empty")
+		f.write(f.target("dir")+"/precious", "still here")
 
-	wantKind(t, f.publish("no-parent/p", nil), KindPrecondition, "parent directory")
-	ok(t, f.unpublish("no-parent/p"))
+		wantKind(t, f.publish("no-parent/p", nil), KindPrecondition, "parent directory")
+		ok(t, f.unpublish("no-parent/p"))
+	})
 }
 
 func TestSymlinkAtTheTargetIsNotFollowed(t *testing.T) {
@@ -411,14 +432,15 @@ func TestMountFlags(t *testing.T) {
 }
 
 func TestExclusivePublication(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	once := func(r *FilesystemPublish) { r.Exclusive = true }
-	ok(t, f.publish("a", once))
-	ok(t, f.publish("a", once))
-	wantKind(t, f.publish("b", once), KindPrecondition, f.target("a"))
-	ok(t, f.unpublish("a"))
-	ok(t, f.publish("b", once))
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		once := func(r *FilesystemPublish) { r.Exclusive = true }
+		ok(t, f.publish("a", once))
+		ok(t, f.publish("a", once))
+		wantKind(t, f.publish("b", once), KindPrecondition, f.target("a"))
+		ok(t, f.unpublish("a"))
+		ok(t, f.publish("b", once))
+	})
 }
 
 func TestBlock(t *testing.T) {
@@ -598,9 +620,9 @@ func TestStats(t *testing.T) {
 }
 
 func TestExpand(t *testing.T) {
-	t.Run("xfs online", func(t *testing.T) {
+	online := func(t *testing.T, fsType string) {
 		f := newFixture(t, 320*mib)
-		f.mustStage("xfs")
+		f.mustStage(fsType)
 		ok(t, f.publish("p", nil))
 		f.resize(640 * mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 641 * mib})
@@ -615,7 +637,21 @@ func TestExpand(t *testing.T) {
 		if err != nil || s.TotalBytes < 512*mib {
 			t.Errorf("the file system has %d bytes (%v)", s.TotalBytes, err)
 		}
-	})
+		ok(t, f.unpublish("p"))
+		f.unstage()
+		r := f.stageRequest(fsType)
+		r.ReadOnly = true
+		ok(t, f.stage(r))
+		full := ExpandRequest{VolumeID: "v", VolumePath: f.staging}
+		_, err = f.node.Expand(t.Context(), full)
+		ok(t, err)
+		f.resize(700 * mib)
+		_, err = f.node.Expand(t.Context(), full)
+		wantKind(t, err, KindPrecondition, "mounted read-only")
+	}
+	for _, fsType := range []string{"xfs", "btrfs"} {
+		t.Run(fsType+" online", func(t *testing.T) { online(t, fsType) })
+	}
 	t.Run("ext4 online", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
 		f.mustStage("ext4")
@@ -824,41 +860,43 @@ func TestStatsOfAHungVolume(t *testing.T) {
 // GoogleCloud's gcp-pd driver, issue 1657: a disk was detached while a container
 // had it mounted in a namespace of its own.
 func TestHolders(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	if h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path}); err != nil || len(h) > 0 {
-		t.Fatalf("held by %v (%v), want nobody else", h, err)
-	}
-	container := exec.Command("cat")
-	stdin, err := container.StdinPipe()
-	ok(t, err)
-	container.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
-	ok(t, container.Start())
-	defer func() {
-		stdin.Close()
-		ok(t, container.Wait())
-	}()
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
-	h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path})
-	ok(t, err)
-	if len(h) != 1 || h[0].PID != container.Process.Pid || h[0].Command != "cat" || !slices.Equal(h[0].Paths, []string{f.staging}) {
-		t.Errorf("held by %+v, want process %d at %s", h, container.Process.Pid, f.staging)
-	}
-	// And the device cannot be formatted or checked under it.
-	r := f.stageRequest("xfs")
-	wantKind(t, f.stage(r), KindBusy, "in use")
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		if h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path}); err != nil || len(h) > 0 {
+			t.Fatalf("held by %v (%v), want nobody else", h, err)
+		}
+		container := exec.Command("cat")
+		stdin, err := container.StdinPipe()
+		ok(t, err)
+		container.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		ok(t, container.Start())
+		defer func() {
+			stdin.Close()
+			ok(t, container.Wait())
+		}()
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path})
+		ok(t, err)
+		if len(h) != 1 || h[0].PID != container.Process.Pid || h[0].Command != "cat" || !slices.Equal(h[0].Paths, []string{f.staging}) {
+			t.Errorf("held by %+v, want process %d at %s", h, container.Process.Pid, f.staging)
+		}
+		// And the device cannot be formatted or checked under it.
+		other := map[string]string{"ext4": "xfs", "xfs": "btrfs", "btrfs": "ext4"}[fsType]
+		wantKind(t, f.stage(f.stageRequest(other)), KindBusy, "in use")
+	})
 }
 
 // hetznercloud/csi-driver#1455: one device for two volumes after a reboot.
 func TestStageRefusesADeviceInUse(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	r := f.stageRequest("ext4")
-	r.VolumeID, r.StagingTargetPath = "other", t.TempDir()
-	wantKind(t, f.stage(r), KindPrecondition, "mounted at "+f.staging)
-	if len(f.mounts(r.StagingTargetPath)) > 0 {
-		t.Error("and was mounted all the same")
-	}
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		r := f.stageRequest(fsType)
+		r.VolumeID, r.StagingTargetPath = "other", t.TempDir()
+		wantKind(t, f.stage(r), KindPrecondition, "mounted at "+f.staging)
+		if len(f.mounts(r.StagingTargetPath)) > 0 {
+			t.Error("and was mounted all the same")
+		}
+	})
 }
 
 // What the probe cannot rule out is ruled out before mounting.
@@ -940,38 +978,41 @@ func TestFailureToGrow(t *testing.T) {
 }
 
 func TestReadOnlyStage(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
-	r := f.stageRequest("ext4")
-	r.ReadOnly = true
-	ok(t, f.stage(r))
-	wantKind(t, f.publish("p", nil), KindPrecondition, "staged read-only")
-	ok(t, f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true }))
-	if m := f.mounts(f.staging)[0]; !m.SuperReadOnly() || !m.MountReadOnly() {
-		t.Errorf("staged read-only as %+v", m)
-	}
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		r := f.stageRequest(fsType)
+		r.ReadOnly = true
+		ok(t, f.stage(r))
+		wantKind(t, f.publish("p", nil), KindPrecondition, "staged read-only")
+		ok(t, f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true }))
+		if m := f.mounts(f.staging)[0]; !m.SuperReadOnly() || !m.MountReadOnly() {
+			t.Errorf("staged read-only as %+v", m)
+		}
+	})
 }
 
 // A staging path that shows a part of the volume must not be published.
 func TestPublishNeedsTheRoot(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	ok(t, os.Mkdir(f.staging+"/sub", 0o700))
-	other := t.TempDir()
-	ok(t, unix.Mount(f.staging+"/sub", other, "", unix.MS_BIND, ""))
-	t.Cleanup(func() { ok(t, unix.Unmount(other, 0)) })
-	err := f.publish("p", func(r *FilesystemPublish) { r.StagingTargetPath = other })
-	wantKind(t, err, KindPrecondition, "/sub")
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		ok(t, os.Mkdir(f.staging+"/sub", 0o700))
+		other := t.TempDir()
+		ok(t, unix.Mount(f.staging+"/sub", other, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { ok(t, unix.Unmount(other, 0)) })
+		err := f.publish("p", func(r *FilesystemPublish) { r.StagingTargetPath = other })
+		wantKind(t, err, KindPrecondition, "/sub")
+	})
 }
 
 // A file system that made itself read-only after an error is not the CO's mistake.
 func TestStageAfterFilesystemError(t *testing.T) {
-	f := newFixture(t, 64*mib)
-	f.mustStage("ext4")
-	ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_BIND, "")) // the mount itself stays read-write
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "read-only after an error")
+	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
+		f.mustStage(fsType)
+		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_BIND, "")) // the mount itself stays read-write
+		wantKind(t, f.stage(f.stageRequest(fsType)), KindUncertain, "read-only after an error")
+	})
 }
 
 // A call whose caller gives up goes on, is listed, and is joined by the retry.

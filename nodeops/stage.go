@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
 )
@@ -17,7 +18,7 @@ type FilesystemStage struct {
 	VolumeID          string
 	Device            Device
 	StagingTargetPath string   // absolute; an existing directory
-	FSType            string   // "ext4" or "xfs"; "" is [DefaultFSType]
+	FSType            string   // "ext4", "xfs" or "btrfs"; "" is [DefaultFSType]
 	MountFlags        []string // as NodeStageVolume has them
 	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown
 	MustHoldData      bool     // a clone or restore: being blank is an error, never a reason to format
@@ -90,7 +91,16 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
 	}
-	return parseFlags(r.MountFlags, r.ReadOnly)
+	opts, err := parseFlags(r.MountFlags, r.ReadOnly)
+	if err != nil {
+		return mountapi.Options{}, err
+	}
+	for _, o := range opts.Data {
+		if key, _, _ := strings.Cut(o, "="); slices.Contains(filesystems[r.FSType].refused, key) {
+			return mountapi.Options{}, faultf(KindInvalid, "mount option %s: a volume is the whole of one %s on one device", key, r.FSType)
+		}
+	}
+	return opts, nil
 }
 
 // parseGroup returns -1 for no group.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/csikit/csikit/internal/btrfs"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
@@ -19,6 +20,9 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 		return err
 	}
 	defer dev.close()
+	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
+		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows a btrfs by that name alone, and would not be understood", dev.path)
+	}
 	target, err := resolveTarget(r.StagingTargetPath)
 	if err != nil {
 		return err
@@ -95,25 +99,49 @@ func mountDevice(dev *device, target, fsType string, opts mountapi.Options) erro
 	}
 	defer tree.Close() // before anything is undone: it keeps the mount busy
 	// The path was resolved to a device twice, by us and by the kernel.
-	root, err := tree.Root()
+	major, minor, err := treeDevice(tree, fsType)
 	if err != nil {
 		return err
 	}
-	if root.Major != dev.major || root.Minor != dev.minor {
+	if major != dev.major || minor != dev.minor {
 		return faultf(KindPrecondition, "%s became another device while it was mounted", dev.path)
 	}
 	return tree.Attach(target)
 }
 
+// treeDevice returns the number of the block device that a tree of that file
+// system type shows.
+func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err error) {
+	if fsType != "btrfs" {
+		root, err := tree.Root()
+		return root.Major, root.Minor, err
+	}
+	dir, err := tree.Open()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer dir.Close()
+	info, err := btrfs.Stat(dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	return info.BlockDevice()
+}
+
 // finishStage does what can be done only to a mounted file system. ext4 was
 // grown before, if it could be: a volume that is in use must not fail to stage
-// because it could not.
+// because it could not, nor a small btrfs.
 func (n *Node) finishStage(r FilesystemStage, target string, dev *device, readOnly bool) error {
 	if readOnly {
 		return nil
 	}
-	if r.FSType != "ext4" {
-		if err := n.growMounted(r.FSType, target, dev); err != nil {
+	if r.FSType == "xfs" || r.FSType == "btrfs" && dev.size >= btrfs.LeastGrown {
+		err := n.growMounted(r.FSType, target, dev)
+		if errors.Is(err, btrfs.ErrBusy) { // as by a balance that mounting resumes, and unmounting only interrupts
+			n.log.Warn("the file system is smaller than its device and cannot be grown now", "volume_id", r.VolumeID, "device", dev.path, "error", err)
+			err = nil
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -184,11 +212,14 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	if found.Type != r.FSType {
 		return faultf(KindPrecondition, "%s holds a %v, the volume is to have %s: use that type; "+zeroing, dev.path, found, r.FSType, dev.path)
 	}
+	if found.Devices > 1 {
+		return faultf(KindPrecondition, "%s holds one of the %d devices of a %v: a volume is one device", dev.path, found.Devices, found)
+	}
 	if found.Size > dev.size {
 		return faultf(KindPrecondition, "%s has %d bytes but holds a %v: the device is too small for it", dev.path, dev.size, found)
 	}
 	if found.Incomplete {
-		return faultf(KindPrecondition, "%s holds an %s whose mkfs did not come to its end, and nothing shows that it was blank before: "+zeroing, dev.path, found.Type, dev.path)
+		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs did not come to its end, and nothing shows that it was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
 	if len(found.mark.ours) > 0 && !readOnly {
 		if err := n.finishFormat(dev, found); err != nil {
@@ -297,6 +328,8 @@ func mountFault(err error) error {
 		return &fault{kind: KindInvalid, err: fmt.Errorf("mount: %w", err)}
 	case errors.Is(err, unix.EBUSY):
 		return &fault{kind: KindBusy, err: fmt.Errorf("mount: %w", err)}
+	case errors.Is(err, unix.EEXIST):
+		return faultf(KindPrecondition, "mount: a copy of this btrfs is mounted on this node, and only Linux 6.7 and later mount both: %w", err)
 	case errors.Is(err, unix.EINVAL):
 		return &fault{kind: KindPrecondition, err: fmt.Errorf("mount: %w", err)}
 	}

@@ -12,6 +12,11 @@ import (
 )
 
 // Table reads the calling process's mount table.
+//
+// A mount of a btrfs shows the block device that its Source names in /dev, and where
+// that names none an anonymous device, the same for all mounts of that btrfs. The
+// kernel knows the name by which the device was last mounted or scanned, in any
+// mount namespace; who has to be sure of the device asks the file system.
 func Table() ([]Mount, error) { return readTable("/proc/thread-self/mountinfo") }
 
 // TableOf reads the mount table of another process, whose paths are relative to

@@ -11,7 +11,7 @@ import (
 // names them.
 type Mount struct {
 	ID, ParentID int
-	Major, Minor uint32 // device of the file system; see setDevices for btrfs
+	Major, Minor uint32 // device of the file system; of a btrfs see Table
 	Root         string // path in the file system that is the mount's root
 	MountPoint   string // relative to the reading process's root
 	Options      string // of this mount alone
@@ -54,13 +54,9 @@ func hasOption(list, want string) bool {
 }
 
 // setDevices gives the mounts of each btrfs the number of the block device that
-// their Source names. In the table they have an anonymous one, which says that
-// they are of one file system but not of which; st_dev in them is yet another
-// one, in each subvolume. Where Source names no block device the number remains,
-// and is that of no device.
-//
-// The kernel shows the name under which the device was last mounted or scanned, in
-// any mount namespace, not its number. Who has to be sure asks the file system.
+// their Source names. In the kernel's table they have an anonymous one, which says
+// that they are of one file system but not of which; st_dev in them is yet another
+// one, in each subvolume.
 func setDevices(mounts []Mount, number func(source string) (major, minor uint32, ok bool)) {
 	type device struct {
 		major, minor uint32
