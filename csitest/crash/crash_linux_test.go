@@ -71,6 +71,22 @@ func driver() {
 			check(os.Truncate(at("a"), 1))
 			check(os.Remove(at("a")))
 		},
+		"careful": func() { // prints its errors, lives on, and can be repeated
+			for _, step := range []func() error{
+				func() error { return os.MkdirAll(at("d"), 0o700) },
+				func() error { return os.WriteFile(at("d/a"), []byte("data"), 0o600) },
+				func() error { return exec.Command("true").Run() },
+				func() error { return os.Rename(at("d/a"), at("d/b")) },
+				func() error { return unix.Unlink(at("d/b")) },
+				func() error { return unix.Rmdir(at("d")) },
+			} {
+				if err := step(); err != nil {
+					fmt.Println(err)
+					return
+				}
+			}
+			fmt.Println("done")
+		},
 		"start": func() {
 			cmd := exec.Command("sleep", "1000")
 			check(cmd.Start())
@@ -81,7 +97,9 @@ func driver() {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		operations[lines.Text()]()
-		fmt.Println("done")
+		if lines.Text() != "careful" {
+			fmt.Println("done")
+		}
 	}
 }
 
@@ -275,6 +293,56 @@ func TestKillAtEveryCall(t *testing.T) {
 				t.Errorf("behind the kill: %v, want %v", got, states[n-1])
 			}
 		})
+	}
+}
+
+// What fails has not happened, the program is told so, and goes on.
+func TestFailAtEveryCall(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir)
+	s.do(t, "noise")
+	steps := []struct {
+		call string
+		left map[string]string
+	}{
+		{"mkdirat", map[string]string{}},
+		{"openat", map[string]string{"d": "dir"}},
+		{"write", map[string]string{"d": "dir", "a": ""}},
+		{"clone", map[string]string{"d": "dir", "a": "data"}},
+		{"waitid returned", nil}, // does not fail
+		{"renameat", map[string]string{"d": "dir", "a": "data"}},
+		{"unlinkat", map[string]string{"d": "dir", "b": "data"}},
+		{"unlinkat", map[string]string{"d": "dir"}},
+		{"", nil}, // there is no such call
+	}
+	for i, step := range steps {
+		for _, errno := range []syscall.Errno{unix.ENOSPC, unix.ENOSYS} {
+			s.ArmFailure(i+1, errno)
+			answer, err := s.ask("careful")
+			must(t, err)
+			calls := s.Calls()
+			s.Disarm()
+			if i < len(calls) && strings.TrimSuffix(calls[i].Name, "3") != step.call {
+				t.Fatalf("call %d is %v, want %s", i+1, calls[i], step.call)
+			}
+			if step.left == nil {
+				if answer != "done" || s.Failed() || len(calls) != len(steps)-1 {
+					t.Errorf("call %d was to fail: %q, failed %v, calls %v", i+1, answer, s.Failed(), calls)
+				}
+				continue
+			}
+			if !strings.HasSuffix(answer, errno.Error()) || !s.Failed() || s.Killed() || len(calls) != i+1 {
+				t.Errorf("%s is to fail with %v: %q, failed %v, killed %v, calls %v", step.call, errno, answer, s.Failed(), s.Killed(), calls)
+			}
+			if got := tree(t, dir); !maps.Equal(got, step.left) {
+				t.Errorf("%s failed: %v, want %v", step.call, got, step.left)
+			}
+			s.do(t, "careful")
+		}
+	}
+	s.Arm(0)
+	if s.Failed() {
+		t.Error("armed anew, and failed already")
 	}
 }
 

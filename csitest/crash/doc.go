@@ -1,4 +1,5 @@
-// Package crash kills a program at its n-th state-changing system call.
+// Package crash kills a program at its n-th state-changing system call, or makes that
+// call fail.
 //
 // A driver is crash-safe if, wherever it dies, the next attempt converges. To try
 // every place, count the calls of one operation, then repeat the operation once per
@@ -13,6 +14,14 @@
 // The call that is due does not run: the program is killed on its entry. To be
 // killed behind the last call of an operation, add one that is outside, or kill
 // the program by hand.
+//
+// The other thing that happens to a call is that it fails, and the program lives on
+// to undo what it did:
+//
+//	p.ArmFailure(n, unix.EIO) // the n-th call does not run and returns EIO
+//	...                       // ask for the operation: it fails, or has got around it
+//	p.Disarm()
+//	...                       // look at what is there, ask the same driver again
 //
 // # What counts
 //

@@ -28,11 +28,15 @@ type Process struct {
 	mu     sync.Mutex
 	armed  bool
 	at     int
+	errno  syscall.Errno // of the call that is due; 0: kill
 	calls  []Call
 	waits  map[int]string // which wait a thread is in
+	failed bool
 	killed bool
 	ended  bool  // no signal may be sent any more
 	err    error // why tracing failed
+
+	failing map[int]syscall.Errno // by thread, between entry and exit; the tracer's
 }
 
 // Start starts cmd, disarmed. The program is traced from its first instruction, and
@@ -54,7 +58,7 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	}
 	cmd.SysProcAttr = &attr
 
-	p := &Process{cmd: cmd, tree: c.tree, done: make(chan struct{})}
+	p := &Process{cmd: cmd, tree: c.tree, done: make(chan struct{}), failing: map[int]syscall.Errno{}}
 	p.wait = sync.OnceValue(p.waitOnce)
 	started := make(chan error)
 	go func() {
@@ -79,10 +83,18 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 
 // Arm counts calls anew from here, and kills the program on entry to the n-th.
 // With 0 it only counts. A call that is in progress does not count.
-func (p *Process) Arm(n int) {
+func (p *Process) Arm(n int) { p.arm(n, 0) }
+
+// ArmFailure counts calls anew from here, and makes the n-th fail: it does not run,
+// returns errno (which is not 0), and the program goes on. Calls behind it count and
+// run. The return of a wait counts but does not fail, because the kernel would not
+// make it fail either.
+func (p *Process) ArmFailure(n int, errno syscall.Errno) { p.arm(n, errno) }
+
+func (p *Process) arm(n int, errno syscall.Errno) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.armed, p.at, p.calls, p.waits = true, n, nil, map[int]string{}
+	p.armed, p.at, p.errno, p.failed, p.calls, p.waits = true, n, errno, false, nil, map[int]string{}
 }
 
 // Disarm ends counting and keeps what was counted.
@@ -105,6 +117,13 @@ func (p *Process) Killed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.killed
+}
+
+// Failed reports whether a call was made to fail since ArmFailure.
+func (p *Process) Failed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failed
 }
 
 // Pid returns the id of the process.
@@ -255,20 +274,23 @@ func (p *Process) trace() error {
 		}
 		if !status.Stopped() {
 			delete(threads, pid)
+			delete(p.failing, pid)
 			continue
 		}
 		deliver := 0
 		switch sig := status.StopSignal(); {
 		case sig == unix.SIGTRAP|0x80:
-			p.systemCall(pid)
+			err = p.systemCall(pid)
 		case sig == unix.SIGTRAP && status.TrapCause() > 0: // a ptrace event
 		case sig == unix.SIGSTOP && !threads[pid]: // how a new thread reports
 		default:
 			deliver = int(sig)
 		}
 		threads[pid] = true
-		// ESRCH: killed meanwhile.
-		if err := unix.PtraceSyscall(pid, deliver); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err == nil {
+			err = unix.PtraceSyscall(pid, deliver)
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) { // which is: killed meanwhile
 			p.Kill()
 			return os.NewSyscallError("ptrace", err)
 		}
@@ -276,25 +298,37 @@ func (p *Process) trace() error {
 }
 
 // systemCall looks at the call on whose entry or exit thread tid has stopped, and
-// kills the program if it is the one.
-func (p *Process) systemCall(tid int) {
+// kills the program, or lets the call fail, if it is the one.
+func (p *Process) systemCall(tid int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if errno, is := p.failing[tid]; is {
+		delete(p.failing, tid)
+		return setResult(tid, errno)
+	}
 	if !p.armed || p.killed {
-		return
+		return nil
 	}
 	info, err := getSyscallInfo(tid)
 	if err != nil {
-		return // killed meanwhile
+		return err
 	}
 	call, counts := info.observe(tid, p.waits)
 	if !counts {
-		return
+		return nil
 	}
 	p.calls = append(p.calls, call)
-	if len(p.calls) == p.at {
+	switch {
+	case len(p.calls) != p.at:
+	case p.errno == 0:
 		p.killed = true
 		// The kernel does not run a call on whose entry the thread was killed.
 		p.kill()
+	case info.op == unix.PTRACE_SYSCALL_INFO_ENTRY:
+		if err := skipCall(tid); err != nil {
+			return err
+		}
+		p.failing[tid], p.failed = p.errno, true
 	}
+	return nil
 }

@@ -5,6 +5,7 @@ package crash
 import (
 	"errors"
 	"os/exec"
+	"syscall"
 )
 
 // A Process is a program under control of this package.
@@ -18,6 +19,9 @@ func Start(cmd *exec.Cmd, _ ...Option) (*Process, error) {
 // Arm does nothing on this system.
 func (p *Process) Arm(int) {}
 
+// ArmFailure does nothing on this system.
+func (p *Process) ArmFailure(int, syscall.Errno) {}
+
 // Disarm does nothing on this system.
 func (p *Process) Disarm() {}
 
@@ -26,6 +30,9 @@ func (p *Process) Calls() []Call { return nil }
 
 // Killed returns false on this system.
 func (p *Process) Killed() bool { return false }
+
+// Failed returns false on this system.
+func (p *Process) Failed() bool { return false }
 
 // Pid returns 0 on this system.
 func (p *Process) Pid() int { return 0 }

@@ -4,6 +4,7 @@ package crash
 
 import (
 	"os"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -62,4 +63,14 @@ func getSyscallInfo(tid int) (*syscallInfo, error) {
 		return nil, errno
 	}
 	return &info, nil
+}
+
+// setResult gives the call on whose exit thread tid has stopped another result.
+func setResult(tid int, errno syscall.Errno) error {
+	var regs unix.PtraceRegs
+	if err := unix.PtraceGetRegs(tid, &regs); err != nil {
+		return err
+	}
+	*resultRegister(&regs) = uint64(-int64(errno))
+	return unix.PtraceSetRegs(tid, &regs)
 }
