@@ -154,8 +154,12 @@ func (k Kernel) NewTree(fsType, source string, o Options) (*Tree, error) {
 			err = unix.FsconfigSetFlag(fs, d)
 		}
 		if err != nil {
-			t, err := fail("fsconfig "+key, err) // not the value, which may be secret (csi.proto on mount_flags)
-			return t, fmt.Errorf("%w: %w", ErrOption, err)
+			refused := errors.Is(err, unix.EINVAL) // else it is not the option's fault
+			t, err := fail("fsconfig "+key, err)   // not the value, which may be secret (csi.proto on mount_flags)
+			if refused {
+				err = fmt.Errorf("%w: %w", ErrOption, err)
+			}
+			return t, err
 		}
 	}
 	if err := unix.FsconfigCreate(fs); err != nil {
