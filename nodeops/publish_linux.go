@@ -288,17 +288,30 @@ func (n *Node) takeDown(target string) error {
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()
+	table, err := readTable()
+	if err != nil {
+		return &fault{kind: KindUncertain, err: err}
+	}
+	last := len(table.nodes(dev, target)) == 0
+	// The flag goes first: once nothing is mounted, a repetition would not find
+	// the device whose flag it has to take along.
+	var kept error
+	if last {
+		kept = dev.setReadOnly(false)
+	}
 	if err := unmountAll(target); err != nil {
+		if table, e := readTable(); last && e == nil && len(table.nodes(dev)) > 0 {
+			err = errors.Join(err, dev.setReadOnly(true)) // it is still published
+		}
 		return err
 	}
-	table, err := readTable()
-	if err == nil && len(table.nodes(dev)) == 0 {
-		err = dev.setReadOnly(false)
+	if kept != nil {
+		kept = dev.setReadOnly(false)
 	}
-	if err != nil {
-		// The retry finds nothing mounted any more; but whoever publishes the
-		// device next sets the flag as needed.
-		return &fault{kind: KindUncertain, err: err}
+	if kept != nil {
+		// A repetition succeeds: a device that is read-only by itself, not by our
+		// flag, must not stop the teardown for ever.
+		return &fault{kind: KindUncertain, err: kept}
 	}
 	return nil
 }
