@@ -128,6 +128,9 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 			return failed
 		}
 	}
+	if err == nil && failed != nil && found.Kind == probe.Filesystem && found.mark.whole(r.FSType) {
+		err = n.unfinish(dev, found)
+	}
 	switch {
 	case failed != nil || err != nil:
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
@@ -157,16 +160,31 @@ func (n *Node) formatSlot(ctx context.Context) (done func(), err error) {
 func (n *Node) finishFormat(dev *device, found contents) error {
 	// After a power failure the superblock may have reached the disk before the
 	// rest: mkfs.xfs does not wait between the two.
-	check := filesystems[found.Type].check
-	status, output, err := n.command(0, check[0], append(slices.Clone(check[1:]), dev.path)...)
+	status, output, err := n.check(dev, found)
 	if err != nil {
 		return err
 	}
 	if status != 0 {
 		return faultf(KindPrecondition, "%s holds a %v whose mkfs was cut off, and %s finds it damaged (exit status %d); "+zeroing+": %s",
-			dev.path, found, check[0], status, dev.path, output)
+			dev.path, found, filesystems[found.Type].check[0], status, dev.path, output)
 	}
 	return dev.clearMark(found.mark)
+}
+
+func (n *Node) check(dev *device, found contents) (status int, output string, err error) {
+	check := filesystems[found.Type].check
+	return n.command(0, check[0], append(slices.Clone(check[1:]), dev.path)...)
+}
+
+// unfinish takes the superblock from a file system whose mkfs failed, so that the
+// next attempt makes it again: mkfs.xfs writes a complete one even after it has lost
+// another write, and nobody but its caller is told.
+func (n *Node) unfinish(dev *device, found contents) error {
+	status, _, err := n.check(dev, found)
+	if err != nil || status == 0 { // sound: it failed behind its last write
+		return err
+	}
+	return dev.writeBlocks(map[int64][]byte{0: make([]byte, markSize)})
 }
 
 // secondOpinion asks blkid, which knows more signatures than we do.
