@@ -515,9 +515,8 @@ func TestMkfsKilledAtEveryWrite(t *testing.T) {
 				f := newFixture(t, c.size)
 				f.putMark(newMark("v", c.fsType, c.size))
 				args := filesystems[c.fsType].mkfs
-				p, err := crash.Start(exec.Command(args[0], append(slices.Clone(args[1:]), f.dev.Path)...))
-				ok(t, err)
-				p.Arm(n)
+				mkfs := exec.Command(args[0], append(slices.Clone(args[1:]), f.dev.Path)...)
+				p := startArmed(t, mkfs, func(p *crash.Process) { p.Arm(n) })
 				if err := p.Wait(); err != nil && !p.Killed() {
 					t.Fatal(err)
 				}
