@@ -29,8 +29,8 @@ fuzz: ## every fuzz test for FUZZTIME (default 30s)
 	hack/fuzz.sh $(or $(FUZZTIME),30s)
 
 .PHONY: torture
-torture: ## the long form of the kill tests (root)
-	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run Killed ./nodeops
+torture: ## the long form of the tests that kill, and that fail calls (root)
+	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|EveryCall' ./nodeops
 
 .PHONY: bench
 bench: ## every benchmark, once
