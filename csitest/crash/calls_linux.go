@@ -73,9 +73,29 @@ var kinds = map[uint64]kind{
 	unix.SYS_CLONE3:          {name: "clone3", fd: noFD, counts: func(tid int, a []uint64) bool { return firstWord(tid, a[0])&unix.CLONE_THREAD == 0 }},
 }
 
+// readKinds are the calls that count with CountReads, before those in kinds.
+var readKinds = map[uint64]kind{
+	unix.SYS_OPENAT:       {name: "openat", paths: []int{1}, fd: noFD},
+	unix.SYS_OPENAT2:      {name: "openat2", paths: []int{1}, fd: noFD},
+	unix.SYS_STATX:        {name: "statx", paths: []int{1}, fd: noFD},
+	unix.SYS_NEWFSTATAT:   {name: "newfstatat", paths: []int{1}, fd: noFD},
+	unix.SYS_FSTAT:        {name: "fstat"},
+	unix.SYS_STATFS:       {name: "statfs", paths: []int{0}, fd: noFD},
+	unix.SYS_FSTATFS:      {name: "fstatfs"},
+	unix.SYS_READLINKAT:   {name: "readlinkat", paths: []int{1}, fd: noFD},
+	unix.SYS_GETDENTS64:   {name: "getdents64"},
+	unix.SYS_READ:         {name: "read", counts: func(tid int, a []uint64) bool { return isStorage(tid, a[0]) }},
+	unix.SYS_PREAD64:      {name: "pread64"},
+	unix.SYS_LSEEK:        {name: "lseek"},
+	unix.SYS_MEMFD_CREATE: {name: "memfd_create", paths: []int{0}, fd: noFD},
+	unix.SYS_STATMOUNT:    {name: "statmount", fd: noFD},
+	unix.SYS_LISTMOUNT:    {name: "listmount", fd: noFD},
+	unix.SYS_IOCTL:        {name: "ioctl"},
+}
+
 // observe returns the call on whose entry, or for a wait exit, thread tid has
 // stopped, and whether it counts. waits remembers which wait a thread is in.
-func (i *syscallInfo) observe(tid int, waits map[int]string) (Call, bool) {
+func (i *syscallInfo) observe(tid int, waits map[int]string, reads bool) (Call, bool) {
 	switch i.op {
 	case unix.PTRACE_SYSCALL_INFO_ENTRY:
 		delete(waits, tid)
@@ -86,7 +106,10 @@ func (i *syscallInfo) observe(tid int, waits map[int]string) (Call, bool) {
 		case unix.SYS_WAITID:
 			waits[tid] = "waitid"
 		}
-		k, known := kinds[nr]
+		k, known := readKinds[nr]
+		if !known || !reads {
+			k, known = kinds[nr]
+		}
 		if !known {
 			k, known = legacyKinds[nr]
 		}

@@ -27,7 +27,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // An Option changes how a program is killed.
 type Option interface{ apply(*config) }
 
-type config struct{ tree bool }
+type config struct{ tree, reads bool }
 
 type optionFunc func(*config)
 
@@ -37,3 +37,10 @@ func (f optionFunc) apply(c *config) { f(c) }
 // as the end of a container does. Without it they live on, as behind a kill -9 of
 // the driver alone, and are the test's to wait for.
 func KillTree() Option { return optionFunc(func(c *config) { c.tree = true }) }
+
+// CountReads counts the calls that only look as well: to open, read, seek and stat
+// files, links, directories and mounts, and to ask a device by ioctl. That is for
+// [Process.ArmFailure]; a kill there leaves what a kill at the next change leaves.
+//
+// A Go program whose GOMAXPROCS is not set reads files of its own from time to time.
+func CountReads() Option { return optionFunc(func(c *config) { c.reads = true }) }

@@ -87,6 +87,13 @@ func driver() {
 			}
 			fmt.Println("done")
 		},
+		"look": func() {
+			if _, err := os.ReadDir(dir); err != nil {
+				fmt.Println(err)
+				return
+			}
+			fmt.Println("done")
+		},
 		"start": func() {
 			cmd := exec.Command("sleep", "1000")
 			check(cmd.Start())
@@ -97,7 +104,7 @@ func driver() {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		operations[lines.Text()]()
-		if lines.Text() != "careful" {
+		if lines.Text() != "careful" && lines.Text() != "look" {
 			fmt.Println("done")
 		}
 	}
@@ -132,7 +139,7 @@ type session struct {
 func start(t *testing.T, dir string, opts ...crash.Option) *session {
 	t.Helper()
 	cmd := gate.RoleCommand(t.Context(), "driver", dir)
-	cmd.Env = append(cmd.Env, "GOMAXPROCS=2")
+	cmd.Env = append(cmd.Env, "GOMAXPROCS=2") // and so the runtime reads no limits of its cgroup
 	stdin, err := cmd.StdinPipe()
 	must(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -343,6 +350,30 @@ func TestFailAtEveryCall(t *testing.T) {
 	s.Arm(0)
 	if s.Failed() {
 		t.Error("armed anew, and failed already")
+	}
+}
+
+func TestCountReads(t *testing.T) {
+	dir := t.TempDir()
+	want := []crash.Call{{Name: "openat", Object: dir}, {Name: "getdents64", Object: dir}, {Name: "getdents64", Object: dir}}
+	for _, test := range []struct {
+		opts []crash.Option
+		want []crash.Call
+	}{{nil, nil}, {[]crash.Option{crash.CountReads()}, want}} {
+		s := start(t, dir, test.opts...)
+		s.Arm(0)
+		s.do(t, "look")
+		if got := s.Calls(); !slices.Equal(got, test.want) {
+			t.Errorf("counted %v, want %v", got, test.want)
+		}
+		for n := range test.want {
+			s.ArmFailure(n+1, unix.ENOMEM)
+			answer, err := s.ask("look")
+			must(t, err)
+			if !strings.HasSuffix(answer, unix.ENOMEM.Error()) || !s.Failed() {
+				t.Errorf("%v is to fail: %q, failed %v", test.want[n], answer, s.Failed())
+			}
+		}
 	}
 }
 

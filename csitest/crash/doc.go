@@ -35,6 +35,8 @@
 //     on standard output and standard error, where logs go;
 //   - clone and fork count unless they make a thread.
 //
+// With [CountReads], calls that only look count as well.
+//
 // What happens otherwise is not seen: stores into shared mappings, io_uring, and what
 // other programs do, such as mkfs. The Go runtime makes no calls that
 // count, except that package os tries the kernel's pidfds when it first starts

@@ -20,10 +20,11 @@ import (
 
 // A Process is a program under control of this package.
 type Process struct {
-	cmd  *exec.Cmd
-	tree bool
-	done chan struct{} // closed when the program has ended
-	wait func() error
+	cmd   *exec.Cmd
+	tree  bool
+	reads bool
+	done  chan struct{} // closed when the program has ended
+	wait  func() error
 
 	mu     sync.Mutex
 	armed  bool
@@ -58,7 +59,7 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	}
 	cmd.SysProcAttr = &attr
 
-	p := &Process{cmd: cmd, tree: c.tree, done: make(chan struct{}), failing: map[int]syscall.Errno{}}
+	p := &Process{cmd: cmd, tree: c.tree, reads: c.reads, done: make(chan struct{}), failing: map[int]syscall.Errno{}}
 	p.wait = sync.OnceValue(p.waitOnce)
 	started := make(chan error)
 	go func() {
@@ -313,7 +314,7 @@ func (p *Process) systemCall(tid int) error {
 	if err != nil {
 		return err
 	}
-	call, counts := info.observe(tid, p.waits)
+	call, counts := info.observe(tid, p.waits, p.reads)
 	if !counts {
 		return nil
 	}
