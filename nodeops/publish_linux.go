@@ -281,7 +281,7 @@ func (n *Node) unpublish(targetPath string) error {
 func (n *Node) takeDown(target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
-		return err
+		return &fault{kind: KindUncertain, err: err}
 	}
 	if dev == nil {
 		return unmountAll(target)
@@ -338,12 +338,19 @@ func readOnlyNode(target string) (*device, error) {
 		return nil, nil
 	}
 	name := path.Base(m.Root)
-	if _, err := os.Stat("/sys/class/block/" + name); err != nil {
+	_, err = os.Stat("/sys/class/block/" + name)
+	if gone(err) {
 		return nil, nil
 	}
-	dev, err := openDevice(Device{Path: "/dev/" + name})
 	if err != nil {
-		return nil, nil // detached meanwhile: there is no flag to clear
+		return nil, err
+	}
+	dev, err := openDevice(Device{Path: "/dev/" + name})
+	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, nil // detached meanwhile, or dead: there is no flag to clear
 	}
 	return dev, nil
 }
