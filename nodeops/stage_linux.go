@@ -188,6 +188,8 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	release, busy := dev.hold()
 	if busy == nil {
 		defer release()
+	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
+		return busy
 	}
 	found, err := dev.look(r.VolumeID, busy == nil)
 	if err != nil {
