@@ -43,8 +43,11 @@ func openVolume(volumePath string) (mountapi.Mount, *device, error) {
 		return m, nil, err
 	}
 	at, err := deviceByNumber(m.Major, m.Minor)
-	if err != nil { // no block device below: perhaps a device node in a devtmpfs
-		at = Device{Path: "/dev/" + path.Base(m.Root)}
+	if gone(err) { // no block device below: perhaps a device node in a devtmpfs
+		at, err = Device{Path: "/dev/" + path.Base(m.Root)}, nil
+	}
+	if err != nil {
+		return m, nil, err
 	}
 	dev, err := openDevice(at)
 	return m, dev, err
