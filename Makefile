@@ -30,7 +30,7 @@ fuzz: ## every fuzz test for FUZZTIME (default 30s)
 
 .PHONY: torture
 torture: ## the long form of the tests that kill, and that fail calls (root)
-	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|EveryCall' ./nodeops
+	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|Every' ./nodeops
 
 .PHONY: bench
 bench: ## every benchmark, once

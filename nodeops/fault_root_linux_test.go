@@ -89,16 +89,18 @@ type server struct {
 	dec *json.Decoder
 }
 
-func startServer(t *testing.T) *server {
+func startServer(t *testing.T, opts ...crash.Option) *server {
 	t.Helper()
 	cmd := gate.RoleCommand(context.Background(), "serve")
-	cmd.Env = append(cmd.Env, "GORACE=atexit_sleep_ms=0") // else a second each
+	cmd.Env = append(cmd.Env,
+		"GOMAXPROCS=2",             // else the runtime reads the limits of its cgroup
+		"GORACE=atexit_sleep_ms=0") // else a second each
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	ok(t, err)
 	out, err := cmd.StdoutPipe()
 	ok(t, err)
-	p, err := crash.Start(cmd)
+	p, err := crash.Start(cmd, opts...)
 	ok(t, err)
 	t.Cleanup(func() {
 		p.Kill()
@@ -317,22 +319,36 @@ type faults struct{ injected, succeeded, operator int }
 // then fails, or has got around it; what a final code makes kubelet forget is not
 // there; and the same driver, asked again, does what was asked for.
 func TestEveryCallFails(t *testing.T) {
-	gate.Root(t)
 	errnos := []syscall.Errno{unix.EIO}
 	if torture() {
 		errnos = append(errnos, unix.ENOMEM, unix.EPERM)
 	}
+	everyCallFails(t, errnos, func(faultCase) int { return 1 })
+}
+
+// The same for calls that only look.
+func TestEveryReadFails(t *testing.T) {
+	everyCallFails(t, []syscall.Errno{unix.ENOMEM}, func(c faultCase) int {
+		if torture() || c.fsType == "" {
+			return 1
+		}
+		return 23
+	}, crash.CountReads())
+}
+
+func everyCallFails(t *testing.T, errnos []syscall.Errno, step func(faultCase) int, opts ...crash.Option) {
+	gate.Root(t)
 	var total faults
 	for _, c := range faultCases() {
 		t.Run(c.name, func(t *testing.T) {
 			var calls []crash.Call
-			t.Run("none", func(t *testing.T) { calls = c.run(t, 0, 0, &total) })
-			for n := 1; n <= len(calls) && !t.Failed(); n++ {
+			t.Run("none", func(t *testing.T) { calls = c.run(t, 0, 0, &total, opts...) })
+			for n := 1; n <= len(calls) && !t.Failed(); n += step(c) {
 				if strings.HasSuffix(calls[n-1].Name, " returned") { // the return of a wait does not fail
 					continue
 				}
 				for _, errno := range errnos {
-					t.Run(fmt.Sprintf("%d %v", n, errno), func(t *testing.T) { c.run(t, n, errno, &total) })
+					t.Run(fmt.Sprintf("%d %v", n, errno), func(t *testing.T) { c.run(t, n, errno, &total, opts...) })
 				}
 			}
 		})
@@ -342,10 +358,10 @@ func TestEveryCallFails(t *testing.T) {
 }
 
 // run does the operation while its n-th call fails, and returns its calls.
-func (c faultCase) run(t *testing.T, n int, errno syscall.Errno, total *faults) []crash.Call {
+func (c faultCase) run(t *testing.T, n int, errno syscall.Errno, total *faults, opts ...crash.Option) []crash.Call {
 	f := newFixture(t, sizeOf(c.fsType))
 	c.setup(f)
-	s := startServer(t)
+	s := startServer(t, opts...)
 	r := c.request(f)
 	s.ArmFailure(n, errno)
 	a := s.ask(r)
