@@ -1,131 +1,149 @@
 package nodeops
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/csikit/csikit/internal/versus"
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 	"k8s.io/utils/exec"
 )
 
-// The ratios to k8s.io/mount-utils, in one run: go test -run xxx -bench . ./nodeops
+// The ratios to k8s.io/mount-utils: go test -run xxx -bench . ./nodeops
 
-func BenchmarkPublish(b *testing.B) {
-	for _, mounts := range []int{10, 1000, 10000} {
-		for _, readOnly := range []bool{false, true} {
-			access := "rw"
-			if readOnly {
-				access = "ro"
-			}
-			b.Run(fmt.Sprintf("%s/mounts=%d", access, mounts), func(b *testing.B) {
-				n, staging, pods := crowded(b, mounts)
-				target := filepath.Join(pods, "p")
-				ctx := context.Background()
-				r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, ReadOnly: readOnly}
-				for b.Loop() {
-					ok(b, n.PublishFilesystem(ctx, r))
-					ok(b, n.Unpublish(ctx, "v", target))
-				}
-			})
-		}
-	}
-	b.Run("mount-utils/ro/mounts=10", func(b *testing.B) {
-		_, staging, pods := crowded(b, 10)
-		target := filepath.Join(pods, "p")
-		m := mount.NewWithoutSystemd("")
-		for b.Loop() {
-			ok(b, os.Mkdir(target, 0o750))
-			ok(b, m.Mount(staging, target, "", []string{"bind", "ro"}))
-			ok(b, mount.CleanupMountPoint(target, m, true))
-		}
-	})
+// quiet discards what mount-utils logs.
+func quiet(b *testing.B) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	ok(b, err)
+	was := os.Stderr
+	os.Stderr = null
+	b.Cleanup(func() { os.Stderr = was; null.Close() })
 }
 
-// crowded is a staged volume among so many mounts.
-func crowded(b *testing.B, mounts int) (n *Node, staging, pods string) {
-	n, staging, pods = staged(b)
-	others := filepath.Join(filepath.Dir(pods), "others")
+func BenchmarkPublishReadOnly(b *testing.B) {
+	p := newPublications(b)
+	versus.Ratio(b,
+		versus.Way{Name: "mount-utils", Do: p.publishTheirs, Undo: p.unpublishTheirs},
+		versus.Way{Name: "nodeops", Do: p.publish, Undo: p.unpublish, Times: 10})
+}
+
+func BenchmarkUnpublish(b *testing.B) {
+	p := newPublications(b)
+	ok(b, p.publish())
+	versus.Ratio(b,
+		versus.Way{Name: "mount-utils", Do: p.unpublishTheirs, Undo: p.publish},
+		versus.Way{Name: "nodeops", Do: p.unpublish, Undo: p.publish, Times: 10})
+	ok(b, p.unpublish())
+}
+
+// Publish and unpublish with 10 and with 10 000 other mounts.
+func BenchmarkManyMounts(b *testing.B) {
+	p := newPublications(b)
+	others := filepath.Join(filepath.Dir(p.staging), "others")
 	ok(b, os.Mkdir(others, 0o755))
-	for i := range mounts {
-		p := filepath.Join(others, fmt.Sprint(i))
-		ok(b, os.Mkdir(p, 0o755))
-		ok(b, unix.Mount(staging, p, "", unix.MS_BIND, ""))
+	with := func(mounts int) []time.Duration {
+		ok(b, unix.Mount("tmpfs", others, "tmpfs", 0, ""))
+		for i := range mounts {
+			path := fmt.Sprint(others, "/", i)
+			ok(b, os.Mkdir(path, 0o755))
+			ok(b, unix.Mount(p.staging, path, "", unix.MS_BIND, ""))
+		}
+		var spent []time.Duration
+		for range 200 {
+			start := time.Now()
+			ok(b, p.publish())
+			ok(b, p.unpublish())
+			spent = append(spent, time.Since(start))
+		}
+		ok(b, unix.Unmount(others, unix.MNT_DETACH)) // and all that is mounted in it
+		return spent
 	}
-	return n, staging, pods
+	var few, many []time.Duration
+	for b.Loop() {
+		few = append(few, with(10)...)
+		many = append(many, with(10000)...)
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(versus.Micros(few), "µs/10-mounts")
+	b.ReportMetric(versus.Micros(many), "µs/10000-mounts")
+	b.ReportMetric(versus.Micros(many)/versus.Micros(few), "times-slower")
+}
+
+// publications publish a staged volume, and take it back.
+type publications struct {
+	node    *Node
+	utils   mount.Interface
+	staging string
+	target  string
+	b       *testing.B
+}
+
+func newPublications(b *testing.B) publications {
+	n, staging, pods := staged(b)
+	return publications{n, mount.NewWithoutSystemd(""), staging, filepath.Join(pods, "p"), b}
+}
+
+func (p publications) publish() error {
+	return p.node.PublishFilesystem(p.b.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: p.staging, TargetPath: p.target, ReadOnly: true})
+}
+
+func (p publications) unpublish() error { return p.node.Unpublish(p.b.Context(), "v", p.target) }
+
+func (p publications) publishTheirs() error {
+	if err := os.Mkdir(p.target, 0o750); err != nil {
+		return err
+	}
+	return p.utils.Mount(p.staging, p.target, "", []string{"bind", "ro"})
+}
+
+func (p publications) unpublishTheirs() error {
+	return mount.CleanupMountPoint(p.target, p.utils, true)
 }
 
 func BenchmarkStageFormatted(b *testing.B) {
 	for _, c := range fsTable {
 		b.Run(c.fsType, func(b *testing.B) {
 			f := newFixture(b, c.size)
+			quiet(b)
 			f.mustStage(c.fsType)
-			ok(b, unix.Unmount(f.staging, 0))
-			for b.Loop() {
-				f.mustStage(c.fsType)
-				b.StopTimer()
-				ok(b, unix.Unmount(f.staging, 0))
-				b.StartTimer()
-			}
-		})
-		b.Run("mount-utils/"+c.fsType, func(b *testing.B) {
-			f := newFixture(b, c.size)
-			f.mustStage(c.fsType)
-			ok(b, unix.Unmount(f.staging, 0))
-			m := mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())
-			for b.Loop() {
-				ok(b, m.FormatAndMount(f.dev.Path, f.staging, c.fsType, nil))
-				b.StopTimer()
-				ok(b, unix.Unmount(f.staging, 0))
-				b.StartTimer()
-			}
+			unmount := func() error { return unix.Unmount(f.staging, 0) }
+			ok(b, unmount())
+			versus.Ratio(b,
+				versus.Way{Name: "mount-utils", Do: f.formatAndMount(c.fsType), Undo: unmount},
+				versus.Way{Name: "nodeops", Do: func() error { return f.stage(f.stageRequest(c.fsType)) }, Undo: unmount})
 		})
 	}
 }
 
 func BenchmarkStageFresh(b *testing.B) {
-	blank := func(b *testing.B, f *fixture) {
-		b.StopTimer()
-		unix.Unmount(f.staging, 0)
-		file, err := os.OpenFile(f.image, os.O_RDWR, 0)
-		ok(b, err)
-		ok(b, unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, 1<<30))
-		ok(b, file.Close())
-		dev, err := os.Open(f.dev.Path)
-		ok(b, err)
-		ok(b, unix.IoctlSetInt(int(dev.Fd()), unix.BLKFLSBUF, 0))
-		ok(b, dev.Close())
-		b.StartTimer()
-	}
-	for _, prezeroed := range []bool{false, true} {
-		b.Run(fmt.Sprintf("ext4/prezeroed=%v", prezeroed), func(b *testing.B) {
-			f := newFixture(b, 1<<30)
-			r := f.stageRequest("ext4")
-			r.Prezeroed = prezeroed
-			for b.Loop() {
-				ok(b, f.stage(r))
-				blank(b, f)
-			}
-		})
-	}
-	b.Run("btrfs", func(b *testing.B) {
-		f := newFixture(b, 1<<30)
-		for b.Loop() {
-			f.mustStage("btrfs")
-			blank(b, f)
+	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
+		for _, prezeroed := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%s/prezeroed=%v", fsType, prezeroed), func(b *testing.B) {
+				f := newFixture(b, gib)
+				quiet(b)
+				r := f.stageRequest(fsType)
+				r.Prezeroed = prezeroed
+				blank := func() error {
+					if err := unix.Unmount(f.staging, 0); err != nil {
+						return err
+					}
+					f.erase()
+					return nil
+				}
+				versus.Ratio(b,
+					versus.Way{Name: "mount-utils", Do: f.formatAndMount(fsType), Undo: blank},
+					versus.Way{Name: "nodeops", Do: func() error { return f.stage(r) }, Undo: blank})
+			})
 		}
-	})
-	for _, fsType := range []string{"ext4", "btrfs"} {
-		b.Run("mount-utils/"+fsType, func(b *testing.B) {
-			f := newFixture(b, 1<<30)
-			m := mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())
-			for b.Loop() {
-				ok(b, m.FormatAndMount(f.dev.Path, f.staging, fsType, nil))
-				blank(b, f)
-			}
-		})
 	}
+}
+
+// formatAndMount is what a driver does that stages with mount-utils.
+func (f *fixture) formatAndMount(fsType string) func() error {
+	m := mount.NewSafeFormatAndMount(mount.NewWithoutSystemd(""), exec.New())
+	return func() error { return m.FormatAndMount(f.dev.Path, f.staging, fsType, nil) }
 }

@@ -3,11 +3,10 @@ package fastmount
 import (
 	"fmt"
 	"os"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/versus"
 	mount "k8s.io/mount-utils"
 )
 
@@ -30,35 +29,17 @@ func benchWorld(b *testing.B, n int) (source, target string) {
 	return source, target
 }
 
-// compare runs op with both mounters in turn, so that both have the same machine,
-// and reports the median of each and their ratio. After each run comes undo.
+// compare measures op with both mounters; after each run comes undo.
 func compare(b *testing.B, op, undo func(mount.Interface) error) {
 	theirs, ours := mount.NewWithoutSystemd(""), New()
-	timed := func(m mount.Interface) time.Duration {
-		start := time.Now()
-		err := op(m)
-		spent := time.Since(start)
-		ok(b, err)
+	way := func(name string, m mount.Interface, times int) versus.Way {
+		w := versus.Way{Name: name, Times: times, Do: func() error { return op(m) }}
 		if undo != nil {
-			ok(b, undo(ours))
+			w.Undo = func() error { return undo(ours) }
 		}
-		return spent
+		return w
 	}
-	var slow, fast []time.Duration
-	for b.Loop() {
-		slow = append(slow, timed(theirs))
-		for range 10 { // what is fast needs more runs
-			fast = append(fast, timed(ours))
-		}
-	}
-	median := func(all []time.Duration) float64 {
-		slices.Sort(all)
-		return float64(all[len(all)/2].Nanoseconds()) / 1e3
-	}
-	b.ReportMetric(0, "ns/op") // of both together: means nothing
-	b.ReportMetric(median(slow), "µs/mount-utils")
-	b.ReportMetric(median(fast), "µs/fastmount")
-	b.ReportMetric(median(slow)/median(fast), "times-faster")
+	versus.Ratio(b, way("mount-utils", theirs, 1), way("fastmount", ours, 10))
 }
 
 func BenchmarkReadOnlyBind(b *testing.B) {
