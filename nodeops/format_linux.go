@@ -24,12 +24,14 @@ const zeroing = "if nobody needs that data, zero the device (blkdiscard -z %s) a
 // contents is what prepare knows of a device.
 type contents struct {
 	probe.Result
-	mark markSearch
+	mark  markSearch
+	blkid error // nil if blkid was asked and takes the device for blank as well
 }
 
 // look reads the device, and through to the disk if it is held: then no file
-// system on this node has a newer state of it in memory.
-func (d *device) look(volumeID string, held bool) (contents, error) {
+// system on this node has a newer state of it in memory. If its first bytes are
+// blank, blkid looks at the same time.
+func (n *Node) look(d *device, volumeID string, held bool) (contents, error) {
 	var r io.ReaderAt = d.file
 	if held {
 		disk, err := d.direct()
@@ -39,15 +41,21 @@ func (d *device) look(volumeID string, held bool) (contents, error) {
 		defer disk.Close()
 		r = disk
 	}
-	mark, err := searchMark(r, volumeID, d.size)
-	if err != nil {
+	c := contents{blkid: errors.New("blkid was not asked")}
+	var err error
+	if c.mark, err = searchMark(r, volumeID, d.size); err != nil {
 		return contents{}, err
 	}
-	found, err := probe.Probe(mark.without(r), d.size)
-	if found.Kind == probe.Blank && mark.foreign != "" {
-		found.Kind = probe.Foreign
+	c.Result, err = probe.Probe(c.mark.without(r), d.size, func() {
+		// blkid makes about forty small reads here, each after the one before it.
+		d.readAhead(0, 1<<20)
+		d.readAhead(d.size-1<<20, 1<<20)
+		c.blkid = n.secondOpinion(d)
+	})
+	if c.Kind == probe.Blank && c.mark.foreign != "" {
+		c.Kind = probe.Foreign
 	}
-	return contents{found, mark}, err
+	return c, err
 }
 
 func (c contents) String() string {
@@ -77,10 +85,8 @@ func (c contents) cutOff(fsType string) bool {
 // blank, while it was held; if it was found blank, by blkid as well.
 func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found contents, release func()) error {
 	again := found.Kind != probe.Blank
-	if !again {
-		if err := n.secondOpinion(dev); err != nil {
-			return err
-		}
+	if !again && found.blkid != nil {
+		return found.blkid
 	}
 	done, err := n.formatSlot(ctx)
 	if err != nil {
@@ -118,7 +124,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
 	defer release()
-	found, err = dev.look(r.VolumeID, true)
+	found, err = n.look(dev, r.VolumeID, true)
 	if err == nil {
 		err = found.mark.sameAs(m)
 	}
@@ -223,22 +229,23 @@ func (d *device) clearMark(s markSearch) error {
 	for place := range s.ours {
 		zeros[place] = make([]byte, markSize)
 	}
-	if err := d.writeBlocks(zeros); err != nil {
+	err := d.file.Sync() // what mkfs wrote
+	if err == nil {
+		err = d.writeBlocks(zeros)
+	}
+	if err != nil {
 		return faultf(KindUncertain, "clear the mark of mkfs on %s: %w", d.path, err)
 	}
 	return nil
 }
 
-// writeBlocks makes durable first what was written before, then the blocks.
+// writeBlocks writes the blocks and makes them durable.
 func (d *device) writeBlocks(blocks map[int64][]byte) error {
 	f, err := d.reopen(unix.O_WRONLY)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := f.Sync(); err != nil {
-		return err
-	}
 	for place, block := range blocks {
 		if _, err := f.WriteAt(block, place); err != nil {
 			return err
@@ -294,6 +301,11 @@ func (d *device) direct() (disk, error) {
 		return disk{}, os.NewSyscallError("ioctl BLKSSZGET", err)
 	}
 	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
+}
+
+// readAhead lets the kernel read into the page cache, and does not wait for it.
+func (d *device) readAhead(off, n int64) {
+	_ = unix.Fadvise(int(d.file.Fd()), max(off, 0), n, unix.FADV_WILLNEED) // advice may fail
 }
 
 // reopen opens the same device anew, whatever its path leads to by now.

@@ -41,7 +41,7 @@ func (f *fixture) look() contents {
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(f.t, err)
 	defer d.close()
-	found, err := d.look("v", true)
+	found, err := f.node.look(d, "v", true)
 	ok(f.t, err)
 	return found
 }

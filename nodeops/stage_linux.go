@@ -191,7 +191,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
 		return busy
 	}
-	found, err := dev.look(r.VolumeID, busy == nil)
+	found, err := n.look(dev, r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}

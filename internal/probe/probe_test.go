@@ -3,11 +3,13 @@ package probe
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -68,6 +70,50 @@ func TestBlankMustBeProven(t *testing.T) {
 	for _, size := range []int64{1, 511, 4096, 5000, mib, 4*mib + 1, 9 * mib} {
 		if r, err := Probe(sparse{size: size, bad: -1}, size); err != nil || r.Kind != Blank {
 			t.Errorf("%d zeros: %v, %v", size, r, err)
+		}
+	}
+}
+
+// The copies of superblocks that are left when the head of a device was wiped.
+func TestBackupSuperblocks(t *testing.T) {
+	for _, size := range []int64{300 * mib, gib, gib + 4*kib, 10*gib + 12*kib, 10*gib + 8*kib + 512, 3<<40 + 4*kib} {
+		places := map[string]int64{"btrfs": 64*mib + 0x40, "last byte": size - 1}
+		for i := range int64(3) {
+			group := (size/(4*kib) + 3) / 4 * 4 * kib // as mkfs.xfs divides it by default
+			places[fmt.Sprint("xfs group ", i+1)] = (i + 1) * group
+		}
+		for _, group := range []int64{3, 5, 7, 9, 25, 49} {
+			places[fmt.Sprint("ext of 1 KiB blocks, group ", group)] = group*8*mib + kib
+			places[fmt.Sprint("ext of 4 KiB blocks, group ", group)] = group * 128 * mib
+		}
+		for name, off := range places {
+			if off < head || off >= size {
+				continue
+			}
+			if r, err := Probe(sparse{size: size, bytes: map[int64]byte{off: 1}, bad: -1}, size); err != nil || r.Kind != Foreign {
+				t.Errorf("%d bytes, %s at %d: %v, %v; want foreign", size, name, off, r, err)
+			}
+		}
+	}
+}
+
+// What is done beside the reading is done by the time that it ends, and only where
+// there is much to read.
+func TestBeside(t *testing.T) {
+	for _, test := range []struct {
+		bytes map[int64]byte
+		bad   int64
+		want  bool
+	}{{nil, -1, true}, {nil, mib, true}, {map[int64]byte{mib: 1}, -1, true}, {map[int64]byte{5: 1}, -1, false}, {nil, 5, false}} {
+		done := false
+		r, err := Probe(sparse{size: gib, bytes: test.bytes, bad: test.bad}, gib, func() { done = true })
+		if done != test.want {
+			t.Errorf("%v, bad at %d: %v, %v: done beside it: %v, want %v", test.bytes, test.bad, r, err, done, test.want)
+		}
+	}
+	for _, first := range []time.Duration{0, time.Second} {
+		if ok, err := allZero(sparse{size: gib, bad: -1}, zones(gib), readers(first)); !ok || err != nil {
+			t.Errorf("%d readers: %v, %v", readers(first), ok, err)
 		}
 	}
 }
