@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const blkidTimeout = 30 * time.Second
+const askTimeout = 30 * time.Second // for a program that only reads
 
 // zeroing is what an operator does with a device whose data nobody needs: erasing
 // signatures alone would leave a device that is not blank.
@@ -88,6 +88,11 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	if !again && found.blkid != nil {
 		return found.blkid
 	}
+	fs := filesystems[r.FSType]
+	without, err := n.leaveOut(fs, r.OldestKernel)
+	if err != nil {
+		return err
+	}
 	done, err := n.formatSlot(ctx)
 	if err != nil {
 		return err
@@ -103,8 +108,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	if err := dev.writeMark(m); err != nil {
 		return &fault{kind: KindUncertain, err: err}
 	}
-	fs := filesystems[r.FSType]
-	args := slices.Clone(fs.mkfs[1:])
+	args := append(slices.Clone(fs.mkfs[1:]), without...)
 	switch {
 	case again: // the device does not read as zeros any more
 		args = append(args, fs.again...)
@@ -146,6 +150,26 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		n.log.Warn("mkfs writes where its mark stands: had it been cut off, it would not be known", "command", args, "bytes", dev.size, "places", found.mark.places)
 	}
 	return dev.clearMark(found.mark)
+}
+
+// leaveOut returns the arguments with which mkfs makes what the oldest kernel can mount.
+func (n *Node) leaveOut(fs filesystem, oldestKernel string) ([]string, error) {
+	if oldestKernel == "" {
+		return nil, nil
+	}
+	kernel, err := parseKernel(oldestKernel)
+	if err != nil {
+		return nil, err
+	}
+	status, output, err := n.command(askTimeout, fs.mkfs[0], "-V")
+	if err != nil {
+		return nil, err
+	}
+	have, ok := findVersion(output)
+	if !ok || status != 0 {
+		return nil, faultf(KindPrecondition, "%s -V (exit status %d) does not tell its version: %s", fs.mkfs[0], status, output)
+	}
+	return fs.without(kernel, have), nil
 }
 
 // formatSlot waits until fewer mkfs run than are allowed.
@@ -195,7 +219,7 @@ func (n *Node) unfinish(dev *device, found contents) error {
 
 // secondOpinion asks blkid, which knows more signatures than we do.
 func (n *Node) secondOpinion(dev *device) error {
-	status, output, err := n.command(blkidTimeout, "blkid", "-p", "-o", "export", dev.path)
+	status, output, err := n.command(askTimeout, "blkid", "-p", "-o", "export", dev.path)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -88,6 +89,14 @@ func (f *fixture) unstage() {
 	ok(f.t, f.node.Unstage(context.Background(), "v", f.staging))
 }
 
+// forKernel is the mkfs, of the version that is installed, for a kernel.
+func forKernel(fsType string, kernel version) []string {
+	fs := filesystems[fsType]
+	out, _ := exec.Command(fs.mkfs[0], "-V").CombinedOutput()
+	installed, _ := findVersion(string(out))
+	return append(slices.Clone(fs.mkfs), fs.without(kernel, installed)...)
+}
+
 // The installed programs write to no place of the mark: a mkfs that was cut off has
 // written a part of what this one writes.
 func TestMarkSurvivesMkfs(t *testing.T) {
@@ -100,7 +109,12 @@ func TestMarkSurvivesMkfs(t *testing.T) {
 		{"ext4 lazy", mib, append(slices.Clone(filesystems["ext4"].mkfs), filesystems["ext4"].prezeroed...)},
 		{"ext4 not lazy", mib, []string{"mke2fs", "-q", "-t", "ext4", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"}},
 		{"ext4 for old kernels", mib, append(slices.Clone(filesystems["ext4"].mkfs), "-O", "^64bit,^metadata_csum")},
+		{"ext4 for the oldest kernel", mib, forKernel("ext4", earliest)},
+		{"ext4 with all that is new", mib, append(slices.Clone(filesystems["ext4"].mkfs), "-O", "orphan_file,metadata_csum_seed")},
 		{"xfs", 300 * mib, filesystems["xfs"].mkfs},
+		{"xfs for 5.4", 300 * mib, forKernel("xfs", version{5, 4})},
+		{"xfs for the oldest kernel", 300 * mib, forKernel("xfs", earliest)},
+		{"xfs with all that is new", 300 * mib, append(slices.Clone(filesystems["xfs"].mkfs), "-m", "rmapbt=1", "-i", "nrext64=1")},
 		{"xfs striped", gib, append(slices.Clone(filesystems["xfs"].mkfs), "-d", "su=64k,sw=4")},
 		{"btrfs", 128 * mib, filesystems["btrfs"].mkfs},
 	}
@@ -558,4 +572,111 @@ func TestForeignMarkIsNeverTouched(t *testing.T) {
 	if !bytes.Equal(before, after) {
 		t.Error("the device was written")
 	}
+}
+
+// What is staged for an old kernel has none of what that kernel cannot mount, though
+// the mkfs makes it.
+func TestOldestKernel(t *testing.T) {
+	// As e2fsprogs 1.47 has it by default; Debian leaves the new features out.
+	conf := filepath.Join(t.TempDir(), "mke2fs.conf")
+	ok(t, os.WriteFile(conf, []byte(`[defaults]
+	base_features = sparse_super,large_file,filetype,resize_inode,dir_index,ext_attr
+	blocksize = 4096
+	inode_size = 256
+	inode_ratio = 16384
+[fs_types]
+	ext4 = {
+		features = has_journal,extent,huge_file,flex_bg,metadata_csum,metadata_csum_seed,64bit,dir_nlink,extra_isize,orphan_file
+	}
+`), 0o644))
+	t.Setenv("MKE2FS_CONFIG", conf)
+	const (
+		orphanFile, csumSeed                          = 0x1000, 0x2000
+		reflink, inobtcount, sparse, bigtime, nrext64 = 4, 8, 2, 8, 32
+	)
+	ext4 := func(sb []byte) (a, b uint32) {
+		le := binary.LittleEndian
+		return le.Uint32(sb[1024+0x5c:]) & orphanFile, le.Uint32(sb[1024+0x60:]) & csumSeed
+	}
+	xfs := func(sb []byte) (a, b uint32) {
+		be := binary.BigEndian
+		return be.Uint32(sb[212:]) & (reflink | inobtcount), be.Uint32(sb[216:]) & (sparse | bigtime | nrext64)
+	}
+	for _, test := range []struct {
+		fsType, kernel string
+		features       func(sb []byte) (a, b uint32)
+		a, b           uint32
+	}{
+		{"ext4", "", ext4, orphanFile, csumSeed},
+		{"ext4", "5.15", ext4, orphanFile, csumSeed},
+		{"ext4", "5.4", ext4, 0, csumSeed},
+		{"ext4", "3.16", ext4, 0, 0},
+		{"xfs", "", xfs, reflink | inobtcount, sparse | bigtime},
+		{"xfs", "5.10", xfs, reflink | inobtcount, sparse | bigtime},
+		{"xfs", "5.4", xfs, reflink, sparse},
+		{"xfs", "4.8", xfs, 0, sparse},
+		{"xfs", "3.16", xfs, 0, 0},
+	} {
+		t.Run(test.fsType+" "+test.kernel, func(t *testing.T) {
+			f := newFixture(t, 320*mib)
+			r := f.stageRequest(test.fsType)
+			r.OldestKernel = test.kernel
+			ok(t, f.stage(r))
+			sb := make([]byte, 4096)
+			_, err := f.open().file.ReadAt(sb, 0)
+			ok(t, err)
+			if a, b := test.features(sb); a != test.a || b != test.b {
+				t.Errorf("features are %#x and %#x, want %#x and %#x", a, b, test.a, test.b)
+			}
+			f.unstage()
+			f.converge(test.fsType, "staged again")
+		})
+	}
+	t.Run("cut off", func(t *testing.T) { // the second mkfs leaves it out as well
+		f := newFixture(t, 320*mib)
+		f.putMark(newMark("v", "ext4", 320*mib))
+		f.put(0, []byte("x"))
+		r := f.stageRequest("ext4")
+		r.OldestKernel = "5.4"
+		ok(t, f.stage(r))
+		sb := make([]byte, 4096)
+		_, err := f.open().file.ReadAt(sb, 0)
+		ok(t, err)
+		if a, _ := ext4(sb); a != 0 {
+			t.Error("it has an orphan file")
+		}
+	})
+}
+
+// A mkfs that is too old to know a feature is not asked to leave it out; one that does
+// not tell its version is not run.
+func TestOldMkfs(t *testing.T) {
+	gate.Tools(t, "mke2fs")
+	mke2fs, err := exec.LookPath("mke2fs")
+	ok(t, err)
+	fake := t.TempDir()
+	t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
+	program := func(version string) {
+		script := fmt.Sprintf(`#!/bin/sh
+case "$*" in
+-V) echo %q; exit 0 ;;
+*orphan_file*) echo "Invalid filesystem option set"; exit 1 ;;
+esac
+exec %s "$@"
+`, version, mke2fs)
+		ok(t, os.WriteFile(fake+"/mke2fs", []byte(script), 0o755))
+	}
+	f := newFixture(t, 64*mib)
+	r := f.stageRequest("ext4")
+	r.OldestKernel = "5.4"
+
+	program("mke2fs of no version")
+	wantKind(t, f.stage(r), KindPrecondition, "mke2fs -V", "does not tell its version")
+	if found := f.look(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+		t.Errorf("the device holds %v", found)
+	}
+	program("mke2fs 1.47.0 (5-Feb-2023)") // this is what a wrong table would do
+	wantKind(t, f.stage(r), KindUncertain, "Invalid filesystem option")
+	program("mke2fs 1.46.6 (1-Feb-2023)")
+	ok(t, f.stage(r))
 }

@@ -1,6 +1,11 @@
 package nodeops
 
-import "slices"
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
 
 // filesystem is what nodeops knows of one file system type.
 type filesystem struct {
@@ -10,6 +15,15 @@ type filesystem struct {
 	check     []string // reads a file system through while we hold its device, and exits with 0 if it is sound
 	data      []string // mount options that are always given
 	refused   []string // mount options that make another volume of it
+	features  []feature
+}
+
+// feature is what a mkfs may make of its own accord and an older kernel cannot
+// mount read-write: mkfs comes with the driver's image, the kernel with the node.
+type feature struct {
+	kernel version   // the first that mounts it
+	mkfs   version   // the first that knows off, and the feature: others refuse it
+	off    [2]string // what tells mkfs to leave it out; may be given beside others
 }
 
 // mkfs must not discard: that takes the mark with it, takes minutes on large
@@ -22,6 +36,10 @@ var filesystems = map[string]filesystem{
 		// left behind; on storage that reads as zeros there is nothing left.
 		prezeroed: []string{"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}, // the last -E counts
 		check:     []string{"e2fsck", "-f", "-n"},
+		features: []feature{
+			{version{4, 4}, version{1, 43}, [2]string{"-O", "^metadata_csum_seed"}},
+			{version{5, 15}, version{1, 47}, [2]string{"-O", "^orphan_file"}},
+		},
 	},
 	"xfs": {
 		mkfs:  []string{"mkfs.xfs", "-q", "-K"},
@@ -29,6 +47,17 @@ var filesystems = map[string]filesystem{
 		check: []string{"xfs_repair", "-n"},
 		// A clone or restore has its source's UUID, and xfs refuses to mount two of them.
 		data: []string{"nouuid"},
+		features: []feature{
+			{version{4, 2}, version{4, 2}, [2]string{"-i", "sparse=0"}},
+			{version{4, 8}, version{4, 9}, [2]string{"-m", "rmapbt=0"}},
+			{version{4, 9}, version{4, 9}, [2]string{"-m", "reflink=0"}},
+			{version{5, 10}, version{5, 10}, [2]string{"-m", "inobtcount=0"}},
+			{version{5, 10}, version{5, 10}, [2]string{"-m", "bigtime=0"}},
+			{version{5, 19}, version{5, 19}, [2]string{"-i", "nrext64=0"}},
+			{version{6, 10}, version{6, 10}, [2]string{"-i", "exchange=0"}},
+			{version{6, 10}, version{6, 10}, [2]string{"-n", "parent=0"}},
+			{version{6, 13}, version{6, 13}, [2]string{"-m", "metadir=0"}},
+		},
 	},
 	"btrfs": {
 		mkfs:  []string{"mkfs.btrfs", "-q", "-K"},
@@ -38,7 +67,54 @@ var filesystems = map[string]filesystem{
 		// The whole of it, whatever subvolume was made the default by whoever used it.
 		data:    []string{"subvolid=5"},
 		refused: []string{"subvol", "subvolid", "device"},
+		features: []feature{
+			{version{4, 9}, version{5, 15}, [2]string{"-R", "^free-space-tree"}},
+			{version{6, 1}, version{6, 1}, [2]string{"-O", "^block-group-tree"}},
+		},
 	},
+}
+
+// without returns the arguments with which a mkfs of that version leaves out what
+// the kernel cannot mount.
+func (fs filesystem) without(kernel, mkfs version) []string {
+	var args []string
+	for _, f := range fs.features {
+		if kernel.before(f.kernel) && !mkfs.before(f.mkfs) {
+			args = append(args, f.off[:]...)
+		}
+	}
+	return args
+}
+
+// version is of a kernel or of a program: major, minor, patch.
+type version [3]int
+
+func (v version) before(w version) bool { return slices.Compare(v[:], w[:]) < 0 }
+
+// earliest is the first kernel that mounts all that is not in the tables above.
+var earliest = version{3, 16}
+
+var versionNumber = regexp.MustCompile(`\d{1,4}(\.\d{1,4}){1,2}`)
+
+// findVersion reads the first version in a text.
+func findVersion(text string) (v version, ok bool) {
+	number := versionNumber.FindString(text)
+	for i, part := range strings.Split(number, ".") {
+		v[i], _ = strconv.Atoi(part) // the expression matches nothing else
+	}
+	return v, number != ""
+}
+
+// parseKernel reads FilesystemStage.OldestKernel, which is set.
+func parseKernel(text string) (version, error) {
+	v, ok := findVersion(text)
+	switch {
+	case !ok || versionNumber.FindString(text) != text:
+		return v, faultf(KindInvalid, "oldest kernel %q is not a version such as 5.4 or 5.4.0", text)
+	case v.before(earliest):
+		return v, faultf(KindInvalid, "oldest kernel %s is before 3.16: what it can mount is not known", text)
+	}
+	return v, nil
 }
 
 func fsTypes() []string {

@@ -25,6 +25,12 @@ type FilesystemStage struct {
 	Fsck              Fsck     // when an ext4 is checked before it is mounted
 	Prezeroed         bool     // the storage guarantees that a new device reads as zeros; mkfs need not write them
 
+	// OldestKernel is the oldest Linux that is to mount the volume read-write, such as
+	// "5.4"; 3.16 is the earliest that can be asked for. mkfs then leaves out what it
+	// cannot mount. "" takes what the installed mkfs makes, which a node that is older
+	// than the driver's image may refuse. What is formatted already stays as it is.
+	OldestKernel string
+
 	// MountGroup is the group (a decimal ID) that may write to the volume, as
 	// volume_mount_group has it. The root of the file system gets this group, its
 	// write permission and the set-group-ID bit, so that what is made in it is the
@@ -90,6 +96,11 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 	}
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
+	}
+	if r.OldestKernel != "" {
+		if _, err := parseKernel(r.OldestKernel); err != nil {
+			return mountapi.Options{}, err
+		}
 	}
 	opts, err := parseFlags(r.MountFlags, r.ReadOnly)
 	if err != nil {
