@@ -181,7 +181,7 @@ func zones(size int64) []zone {
 // disk each of a hundred reads is a round trip to wait for; where it is not, more
 // readers than processors only wait for each other.
 func readers(first time.Duration) int {
-	if first < 300*time.Microsecond {
+	if first < 500*time.Microsecond {
 		return 2
 	}
 	return 8
