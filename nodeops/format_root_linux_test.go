@@ -593,6 +593,7 @@ func TestOldestKernel(t *testing.T) {
 	const (
 		orphanFile, csumSeed                          = 0x1000, 0x2000
 		reflink, inobtcount, sparse, bigtime, nrext64 = 4, 8, 2, 8, 32
+		freeSpaceTree                                 = 1
 	)
 	ext4 := func(sb []byte) (a, b uint32) {
 		le := binary.LittleEndian
@@ -601,6 +602,9 @@ func TestOldestKernel(t *testing.T) {
 	xfs := func(sb []byte) (a, b uint32) {
 		be := binary.BigEndian
 		return be.Uint32(sb[212:]) & (reflink | inobtcount), be.Uint32(sb[216:]) & (sparse | bigtime | nrext64)
+	}
+	btrfs := func(sb []byte) (a, b uint32) {
+		return binary.LittleEndian.Uint32(sb[65536+180:]) & freeSpaceTree, 0
 	}
 	for _, test := range []struct {
 		fsType, kernel string
@@ -616,13 +620,16 @@ func TestOldestKernel(t *testing.T) {
 		{"xfs", "5.4", xfs, reflink, sparse},
 		{"xfs", "4.8", xfs, 0, sparse},
 		{"xfs", "3.16", xfs, 0, 0},
+		{"btrfs", "", btrfs, freeSpaceTree, 0},
+		{"btrfs", "4.9", btrfs, freeSpaceTree, 0},
+		{"btrfs", "4.8", btrfs, 0, 0},
 	} {
 		t.Run(test.fsType+" "+test.kernel, func(t *testing.T) {
 			f := newFixture(t, 320*mib)
 			r := f.stageRequest(test.fsType)
 			r.OldestKernel = test.kernel
 			ok(t, f.stage(r))
-			sb := make([]byte, 4096)
+			sb := make([]byte, 128<<10)
 			_, err := f.open().file.ReadAt(sb, 0)
 			ok(t, err)
 			if a, b := test.features(sb); a != test.a || b != test.b {

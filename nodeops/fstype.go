@@ -69,7 +69,6 @@ var filesystems = map[string]filesystem{
 		refused: []string{"subvol", "subvolid", "device"},
 		features: []feature{
 			{version{4, 9}, version{5, 15}, [2]string{"-R", "^free-space-tree"}},
-			{version{6, 1}, version{6, 1}, [2]string{"-O", "^block-group-tree"}},
 		},
 	},
 }
