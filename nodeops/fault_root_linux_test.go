@@ -336,7 +336,7 @@ func TestEveryReadFails(t *testing.T) {
 		if torture() || c.fsType == "" {
 			return 1
 		}
-		return 23
+		return 47
 	}, crash.CountReads())
 }
 
