@@ -54,15 +54,10 @@ func openVolume(volumePath string) (mountapi.Mount, *device, error) {
 }
 
 func mountedAt(volumePath string) (mountapi.Mount, error) {
-	target, err := mountapi.Resolve(volumePath)
-	if err != nil && !gone(err) {
-		return mountapi.Mount{}, err
-	}
-	table, err := readTable()
+	on, err := mountapi.At(volumePath)
 	if err != nil {
 		return mountapi.Mount{}, err
 	}
-	on := table.at(target)
 	if len(on) == 0 {
 		return mountapi.Mount{}, faultf(KindNotFound, "no volume is mounted there")
 	}

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -322,7 +323,7 @@ func (n *Node) takeDown(target string) error {
 // table is read only where the target is a file, as its directory tells without
 // looking at what is mounted on it.
 func readOnlyNode(target string) (*device, error) {
-	if isDirectory(target) {
+	if !mayBeFile(target) {
 		return nil, nil
 	}
 	table, err := readTable()
@@ -355,23 +356,23 @@ func readOnlyNode(target string) (*device, error) {
 	return dev, nil
 }
 
-// isDirectory asks the directory above, which knows the type of what it holds
-// without crossing the mount on it. False means a file, or not known.
-func isDirectory(p string) bool {
+// mayBeFile asks the directory above, which knows the type of what it holds
+// without crossing the mount on it. True means a file, or not known.
+func mayBeFile(p string) bool {
 	dir, err := os.Open(path.Dir(p))
 	if err != nil {
-		return false
+		return true
 	}
 	defer dir.Close()
 	for {
 		entries, err := dir.ReadDir(256)
 		for _, e := range entries {
 			if e.Name() == path.Base(p) {
-				return e.IsDir()
+				return !e.IsDir()
 			}
 		}
 		if err != nil {
-			return false
+			return !errors.Is(err, io.EOF) // at the end: there is no such entry, and no mount on it
 		}
 	}
 }
