@@ -24,7 +24,7 @@ func mountedTypes(t *testing.T, path string) []string {
 	return types
 }
 
-// ceph-csi's pull request 2634: a FUSE mount is dead once the plugin restarted.
+// ceph/ceph-csi#2634: a FUSE mount is dead once the plugin restarted.
 func TestPublishReplacesADeadMount(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
@@ -67,7 +67,7 @@ func TestPublishFromADeadStagingPath(t *testing.T) {
 	ok(t, n.Unstage(t.Context(), "v", staging))
 }
 
-// kubernetes#73513, kubernetes#77969: an xfs that shut itself down answers EIO to
+// kubernetes/kubernetes#73513, kubernetes/kubernetes#77969, openebs/openebs#1461: an xfs that shut itself down answers EIO to
 // everything and was never unmounted, because it was looked at first.
 func TestShutDownFilesystem(t *testing.T) {
 	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)

@@ -73,7 +73,7 @@ func TestFsckPolicy(t *testing.T) {
 	wantKind(t, f.stage(r), KindInvalid, "Fsck")
 }
 
-// ceph-csi#859, rook#4914: xfs_repair was run before the log was replayed. It is
+// ceph/ceph-csi#859, rook/rook#4914: xfs_repair was run before the log was replayed. It is
 // never run on a file system that somebody may have used.
 func TestNoProgramTouchesAFormattedXFS(t *testing.T) {
 	f := newFixture(t, 320*mib)

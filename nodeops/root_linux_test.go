@@ -223,8 +223,9 @@ func TestStagePublishRoundTrip(t *testing.T) {
 	}
 }
 
-// kubernetes#142243, trident#418, longhorn#8009: what is not provably blank is
-// not formatted.
+// kubernetes/kubernetes#142243, longhorn/longhorn#14042, NetApp/trident#418: a probe
+// that found nothing, because it could not read, was taken for a blank device, and
+// mkfs ran on volumes with data. What is not proven blank is not formatted.
 func TestOnlyBlankIsFormatted(t *testing.T) {
 	const size = 64 * mib
 	fill := func(off int64, text string) func(*fixture) {
@@ -311,6 +312,8 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 	})
 }
 
+// kubernetes-sigs/gcp-compute-persistent-disk-csi-driver#2178: a disk smaller than the
+// volume's was mounted. What the driver knows of the device is checked on it.
 func TestStageRefusesTheWrongDevice(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	for _, d := range []Device{
@@ -331,8 +334,8 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 	ok(t, f.stage(r))
 }
 
-// kubernetes#120853, ceph-csi#4762: publishing what was never staged must not bind
-// a directory of the node's own disk.
+// kubernetes/kubernetes#120853, ceph/ceph-csi#4762: after a reboot a volume was published
+// that was not staged, and the pod wrote to the node's own disk.
 func TestPublishNeedsTheStagedDevice(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
@@ -355,7 +358,7 @@ func TestPublishNeedsTheStagedDevice(t *testing.T) {
 	})
 }
 
-// kubernetes#121271 and its like: "is a mount" is not "is the mount".
+// "Is a mount" is not "is the mount".
 func TestConflictsListTheDifferences(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
@@ -686,7 +689,7 @@ func TestExpand(t *testing.T) {
 			t.Errorf("after staging again the file system has %d bytes (%v)", s.TotalBytes, err)
 		}
 	})
-	t.Run("at stage", func(t *testing.T) { // a volume restored to a larger one: kubernetes#94929
+	t.Run("at stage", func(t *testing.T) { // kubernetes/kubernetes#94929: a volume restored to a larger one kept its small file system
 		for _, c := range fsTable {
 			f := newFixture(t, c.size)
 			f.mustStage(c.fsType)
@@ -766,8 +769,8 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 	}
 }
 
-// udev makes the link of an attached device after a while, and at first perhaps
-// to another one.
+// hetznercloud/csi-driver#1381: udev makes the link of an attached device after a while,
+// and blkid says of a missing one what it says of a blank one.
 func TestStageWaitsForTheDevice(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	node, err := New(Config{DeviceWait: time.Minute})
@@ -857,8 +860,8 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	<-parked.Pending()
 }
 
-// GoogleCloud's gcp-pd driver, issue 1657: a disk was detached while a container
-// had it mounted in a namespace of its own.
+// kubernetes-sigs/gcp-compute-persistent-disk-csi-driver#1657: a disk was detached while
+// a container had it mounted in a namespace of its own.
 func TestHolders(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)

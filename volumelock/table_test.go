@@ -151,6 +151,8 @@ func TestReleaseAndParkAfterRelease(t *testing.T) {
 	})
 }
 
+// ceph/ceph-csi#1062, ceph/ceph-csi#5234, rook/rook#4896: ABORTED for hours, and nobody
+// could tell which call held the volume.
 func TestBusyError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table

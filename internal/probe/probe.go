@@ -3,8 +3,8 @@
 //
 // Blank is a claim that must be proven, because a device taken for blank is
 // formatted: every place that is looked at must have been read and be zero. A
-// device that cannot be read is an error, never blank (kubernetes#142243,
-// trident#418).
+// device that cannot be read is an error, never blank (kubernetes/kubernetes#142243,
+// NetApp/trident#418).
 package probe
 
 import (

@@ -36,6 +36,7 @@ func (s sparse) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
+// ydb-platform/nbs#7207: an error of the probe was taken for "no file system".
 func TestBlankMustBeProven(t *testing.T) {
 	const size = 10 * gib
 	places := map[string]int64{
