@@ -204,6 +204,7 @@ func TestStagePublishRoundTrip(t *testing.T) {
 			if err := os.WriteFile(f.target("ro")+"/x", nil, 0o600); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing to the read-only target: %v, want EROFS", err)
 			}
+			// kubernetes/kubernetes#106902: a device was detached though it was still mounted.
 			err := f.node.Unstage(t.Context(), "v", f.staging)
 			wantKind(t, err, KindPrecondition, "still published", f.target("rw"), f.target("ro"))
 
@@ -822,7 +823,8 @@ func TestMountGroup(t *testing.T) {
 	}
 }
 
-// Where measuring hangs, the last answer is given with its age.
+// kubernetes-csi/csi-driver-nfs#558: statistics were asked of a server that was slow
+// already. Where measuring hangs, the last answer is given with its age.
 func TestStatsOfAHungVolume(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	group := new(blocking.Group)
