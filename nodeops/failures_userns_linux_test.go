@@ -5,10 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -76,9 +78,9 @@ func TestShareDoesNotStack(t *testing.T) {
 // waited for ever.
 func TestTeardownAsksNothing(t *testing.T) {
 	for _, policy := range []UnmountPolicy{UnmountWait, UnmountForced, UnmountLazily} {
-		for name, tearDown := range map[string]func(n *Node, path string) error{
-			"unpublish": func(n *Node, path string) error { return n.Unpublish(t.Context(), "v", path) },
-			"unstage":   func(n *Node, path string) error { return n.Unstage(t.Context(), "v", path) },
+		for name, tearDown := range map[string]func(n *Node, ctx context.Context, volumeID, path string) error{
+			"unpublish": (*Node).Unpublish,
+			"unstage":   (*Node).Unstage,
 		} {
 			t.Run(name+", "+policy.String(), func(t *testing.T) {
 				_, _, pods := staged(t)
@@ -88,7 +90,9 @@ func TestTeardownAsksNothing(t *testing.T) {
 				ok(t, os.Mkdir(target, 0o755))
 				server := mountFuse(t, target)
 				server.hangs.Store(true)
-				ok(t, tearDown(n, target))
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				ok(t, tearDown(n, ctx, "v", target))
 				if len(server.asked) > 0 {
 					t.Error("the server was asked")
 				}
@@ -118,16 +122,15 @@ func TestStatsAreAskedForOnce(t *testing.T) {
 			}
 		})
 	}
-	for waiting := 0; waiting < callers; {
-		waiting = 0
-		for _, c := range n.Inspect() {
-			if c.Key == target+" (stats)" {
-				waiting = c.Waiters
-			}
-		}
+	together := func() bool {
+		calls := n.Inspect()
+		return len(calls) == 1 && calls[0].Waiters == callers
 	}
-	if calls := n.Inspect(); len(calls) != 1 {
-		t.Errorf("under way is %v, want one call", calls)
+	for deadline := time.Now().Add(5 * time.Second); !together(); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Errorf("under way is %v, want one call for all %d", n.Inspect(), callers)
+			break
+		}
 	}
 	cancel()
 	all.Wait()
