@@ -361,7 +361,7 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 	for len(server.asked) > 0 {
 		<-server.asked
 	}
-
+	defer time.AfterFunc(20*time.Second, server.die).Stop() // whoever waits for it has failed: see below
 	for range 2 {
 		f.mustStage("xfs")
 		ok(t, f.publish("p", func(r *FilesystemPublish) { r.Exclusive = true }))
@@ -399,7 +399,7 @@ func TestStageOutlivesItsCaller(t *testing.T) {
 	bin := t.TempDir()
 	gate := filepath.Join(bin, "gate") // what mke2fs waits for
 	ok(t, unix.Mkfifo(gate, 0o600))
-	ok(t, os.WriteFile(bin+"/mke2fs", []byte(fmt.Sprintf("#!/bin/sh\nread line < %s\nexec %s \"$@\"\n", gate, real)), 0o755))
+	ok(t, os.WriteFile(bin+"/mke2fs", []byte(fmt.Sprintf("#!/bin/sh\n[ -p %[1]s ] && read line < %[1]s\nexec %[2]s \"$@\"\n", gate, real)), 0o755))
 	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -422,7 +422,7 @@ func TestStageOutlivesItsCaller(t *testing.T) {
 		t.Errorf("unstage meanwhile: %v, want that something is pending", err)
 	}
 	_, err = in.WriteString("go\n")
-	ok(t, errors.Join(err, in.Close()))
+	ok(t, errors.Join(err, in.Close(), os.Remove(gate)))
 	ok(t, f.stage(f.stageRequest("ext4"))) // the retry joins, and finds it done
 	f.mustHaveMounts(f.staging, 1)
 	if n := strings.Count(strings.Join(log.lines, "\n"), "[mke2fs"); n != 1 {
