@@ -574,8 +574,9 @@ func TestForeignMarkIsNeverTouched(t *testing.T) {
 	}
 }
 
-// What is staged for an old kernel has none of what that kernel cannot mount, though
-// the mkfs makes it.
+// ceph/ceph-csi#966, hetznercloud/csi-driver#689, kubernetes-sigs/aws-ebs-csi-driver#2121: a
+// newer mkfs made what the node's kernel did not mount. What is staged for an old kernel
+// has none of that, though the mkfs makes it.
 func TestOldestKernel(t *testing.T) {
 	// As e2fsprogs 1.47 has it by default; Debian leaves the new features out.
 	conf := filepath.Join(t.TempDir(), "mke2fs.conf")
