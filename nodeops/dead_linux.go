@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -50,7 +51,7 @@ func ask(path string) error {
 
 // livingAt returns what is mounted on the path, the top last, once everything dead
 // on top of it is taken away: a living mount is never unmounted.
-func (n *Node) livingAt(path string) ([]mountapi.Mount, error) {
+func (n *Node) livingAt(ctx context.Context, path string) ([]mountapi.Mount, error) {
 	for range 1000 { // as in unmountAll
 		on, err := mountapi.At(path)
 		if err != nil || len(on) == 0 {

@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +29,9 @@ var errNoDevice = errors.New("is not there; is the volume attached to this node?
 
 // awaitDevice is openDevice for a device that may be on its way. The path is
 // resolved anew each time: a link may point elsewhere by then.
-func (n *Node) awaitDevice(d Device) (*device, error) {
+func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error) {
+	_, done := n.telemetry.step(ctx, "device")
+	defer func() { done(err) }()
 	deadline := time.Now().Add(n.deviceWait)
 	for {
 		dev, err := openDevice(d)

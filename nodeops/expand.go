@@ -29,7 +29,7 @@ func (n *Node) Expand(ctx context.Context, r ExpandRequest) (capacityBytes int64
 	}
 	var size int64
 	err = n.run(ctx, op, r.VolumeID, r.VolumePath, func(ctx context.Context) error {
-		s, err := n.expand(r)
+		s, err := n.expand(ctx, r)
 		size = s
 		return err
 	})

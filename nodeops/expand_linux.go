@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) expand(r ExpandRequest) (int64, error) {
+func (n *Node) expand(ctx context.Context, r ExpandRequest) (int64, error) {
 	m, dev, err := openVolume(r.VolumePath)
 	if err != nil {
 		return 0, err
@@ -33,7 +34,7 @@ func (n *Node) expand(r ExpandRequest) (int64, error) {
 	if isBlockNode(m, dev) {
 		return dev.size, nil
 	}
-	return dev.size, n.growMounted(m.FSType, m.MountPoint, dev)
+	return dev.size, n.growMounted(ctx, m.FSType, m.MountPoint, dev)
 }
 
 // openVolume opens the device behind what is mounted at the path.
@@ -71,7 +72,7 @@ func isBlockNode(m mountapi.Mount, dev *device) bool {
 
 // growMounted makes the file system mounted at target use all of its device,
 // where its type grows while it is mounted.
-func (n *Node) growMounted(fsType, target string, dev *device) error {
+func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *device) error {
 	full, err := isFull(fsType, target, dev)
 	if err != nil || full {
 		return err
@@ -93,9 +94,9 @@ func (n *Node) growMounted(fsType, target string, dev *device) error {
 		if !hasSysResource() {
 			return faultf(KindPrecondition, "a mounted ext4 grows only with CAP_SYS_RESOURCE, which this process lacks; the file system grows to %d bytes when the volume is staged the next time", dev.size)
 		}
-		err = n.growBy("resize2fs", dev.path)
+		err = n.growBy(ctx, "resize2fs", dev.path)
 	case "xfs":
-		err = n.growBy("xfs_growfs", target)
+		err = n.growBy(ctx, "xfs_growfs", target)
 	case "btrfs":
 		if dev.size < btrfs.LeastGrown {
 			return faultf(KindPrecondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.LeastGrown), dev.size)
@@ -113,8 +114,8 @@ func (n *Node) growMounted(fsType, target string, dev *device) error {
 	return err
 }
 
-func (n *Node) growBy(name, arg string) error {
-	status, output, err := n.command(0, name, arg)
+func (n *Node) growBy(ctx context.Context, name, arg string) error {
+	status, output, err := n.command(ctx, 0, name, arg)
 	if err == nil && status != 0 {
 		err = faultf(KindUncertain, "%s exited with status %d: %s", name, status, output)
 	}

@@ -94,7 +94,7 @@ func TestStaleLinkToADevice(t *testing.T) {
 	ok(t, err)
 	defer dev.close()
 	dev.path = other.dev.Path
-	err = wrap("stage", "v", ours.staging, mountDevice(dev, ours.staging, "ext4", mountapi.Options{}))
+	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, ours.staging, "ext4", mountapi.Options{}))
 	wantKind(t, err, KindPrecondition, "became another device")
 	ours.mustHaveMounts(ours.staging, 0)
 	other.mustStage("ext4")

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/internal/probe"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +33,9 @@ type contents struct {
 // look reads the device, and through to the disk if it is held: then no file
 // system on this node has a newer state of it in memory. If its first bytes are
 // blank, blkid looks at the same time.
-func (n *Node) look(d *device, volumeID string, held bool) (contents, error) {
+func (n *Node) look(ctx context.Context, d *device, volumeID string, held bool) (_ contents, err error) {
+	ctx, done := n.telemetry.step(ctx, "probe")
+	defer func() { done(err) }()
 	var r io.ReaderAt = d.file
 	if held {
 		disk, err := d.direct()
@@ -42,7 +46,6 @@ func (n *Node) look(d *device, volumeID string, held bool) (contents, error) {
 		r = disk
 	}
 	c := contents{blkid: errors.New("blkid was not asked")}
-	var err error
 	if c.mark, err = searchMark(r, volumeID, d.size); err != nil {
 		return contents{}, err
 	}
@@ -50,7 +53,7 @@ func (n *Node) look(d *device, volumeID string, held bool) (contents, error) {
 		// blkid makes about forty small reads here, each after the one before it.
 		d.readAhead(0, 1<<20)
 		d.readAhead(d.size-1<<20, 1<<20)
-		c.blkid = n.secondOpinion(d)
+		c.blkid = n.secondOpinion(ctx, d)
 	})
 	if c.Kind == probe.Blank && c.mark.foreign != "" {
 		c.Kind = probe.Foreign
@@ -89,7 +92,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		return found.blkid
 	}
 	fs := filesystems[r.FSType]
-	without, err := n.leaveOut(fs, r.OldestKernel)
+	without, err := n.leaveOut(ctx, fs, r.OldestKernel)
 	if err != nil {
 		return err
 	}
@@ -117,8 +120,10 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	}
 	args = append(args, dev.path)
 	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_cut_off", again)
+	n.telemetry.formats.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(
+		attribute.String("fs_type", r.FSType), attribute.Bool("after_cut_off", again)))
 	release() // mkfs opens the device exclusively itself: of two, one fails without writing
-	status, output, failed := n.execute(program{name: fs.mkfs[0], args: args, input: claim})
+	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
 	claim.Close() // a mkfs that still runs, if that can be, keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
@@ -128,7 +133,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
 	defer release()
-	found, err = n.look(dev, r.VolumeID, true)
+	found, err = n.look(ctx, dev, r.VolumeID, true)
 	if err == nil {
 		err = found.mark.sameAs(m)
 	}
@@ -139,7 +144,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		}
 	}
 	if err == nil && failed != nil && found.Kind == probe.Filesystem && found.mark.whole(r.FSType) {
-		err = n.unfinish(dev, found)
+		err = n.unfinish(ctx, dev, found)
 	}
 	switch {
 	case failed != nil || err != nil:
@@ -153,7 +158,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 }
 
 // leaveOut returns the arguments with which mkfs makes what the oldest kernel can mount.
-func (n *Node) leaveOut(fs filesystem, oldestKernel string) ([]string, error) {
+func (n *Node) leaveOut(ctx context.Context, fs filesystem, oldestKernel string) ([]string, error) {
 	if oldestKernel == "" {
 		return nil, nil
 	}
@@ -161,7 +166,7 @@ func (n *Node) leaveOut(fs filesystem, oldestKernel string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	status, output, err := n.command(askTimeout, fs.mkfs[0], "-V")
+	status, output, err := n.command(ctx, askTimeout, fs.mkfs[0], "-V")
 	if err != nil {
 		return nil, err
 	}
@@ -187,10 +192,10 @@ func (n *Node) formatSlot(ctx context.Context) (done func(), err error) {
 
 // finishFormat clears the mark on a complete file system: the call that made it
 // came to its end just before it did so.
-func (n *Node) finishFormat(dev *device, found contents) error {
+func (n *Node) finishFormat(ctx context.Context, dev *device, found contents) error {
 	// After a power failure the superblock may have reached the disk before the
 	// rest: mkfs.xfs does not wait between the two.
-	status, output, err := n.check(dev, found)
+	status, output, err := n.check(ctx, dev, found)
 	if err != nil {
 		return err
 	}
@@ -201,16 +206,16 @@ func (n *Node) finishFormat(dev *device, found contents) error {
 	return dev.clearMark(found.mark)
 }
 
-func (n *Node) check(dev *device, found contents) (status int, output string, err error) {
+func (n *Node) check(ctx context.Context, dev *device, found contents) (status int, output string, err error) {
 	check := filesystems[found.Type].check
-	return n.command(0, check[0], append(slices.Clone(check[1:]), dev.path)...)
+	return n.command(ctx, 0, check[0], append(slices.Clone(check[1:]), dev.path)...)
 }
 
 // unfinish takes the superblock from a file system whose mkfs failed, so that the
 // next attempt makes it again: mkfs.xfs writes a complete one even after it has lost
 // another write, and nobody but its caller is told.
-func (n *Node) unfinish(dev *device, found contents) error {
-	status, _, err := n.check(dev, found)
+func (n *Node) unfinish(ctx context.Context, dev *device, found contents) error {
+	status, _, err := n.check(ctx, dev, found)
 	if err != nil || status == 0 { // sound: it failed behind its last write
 		return err
 	}
@@ -218,8 +223,8 @@ func (n *Node) unfinish(dev *device, found contents) error {
 }
 
 // secondOpinion asks blkid, which knows more signatures than we do.
-func (n *Node) secondOpinion(dev *device) error {
-	status, output, err := n.command(askTimeout, "blkid", "-p", "-o", "export", dev.path)
+func (n *Node) secondOpinion(ctx context.Context, dev *device) error {
+	status, output, err := n.command(ctx, askTimeout, "blkid", "-p", "-o", "export", dev.path)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func (f *fixture) look() contents {
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(f.t, err)
 	defer d.close()
-	found, err := f.node.look(d, "v", true)
+	found, err := f.node.look(f.t.Context(), d, "v", true)
 	ok(f.t, err)
 	return found
 }
@@ -78,7 +78,7 @@ func (f *fixture) reattach(image string) {
 func (f *fixture) mkfs(fsType string, more ...string) {
 	f.t.Helper()
 	args := append(slices.Clone(filesystems[fsType].mkfs), more...)
-	status, output, err := f.node.command(0, args[0], append(args[1:], f.dev.Path)...)
+	status, output, err := f.node.command(f.t.Context(), 0, args[0], append(args[1:], f.dev.Path)...)
 	if err != nil || status != 0 {
 		f.t.Fatalf("%v: %d, %v: %s", args, status, err, output)
 	}

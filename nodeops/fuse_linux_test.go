@@ -1,12 +1,18 @@
 package nodeops
 
 import (
+	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
@@ -14,51 +20,108 @@ import (
 )
 
 // fuse is an empty file system whose server can hang or die, as a network file
-// system's can. See include/uapi/linux/fuse.h.
+// system's can. See include/uapi/linux/fuse.h. The server is a process of its own: a
+// test that fails while it waits for it could not even be killed otherwise.
 type fuse struct {
-	dev   *os.File
-	hangs atomic.Bool
-	ready chan struct{} // closed once the kernel was greeted
-	asked chan struct{} // has an element once a request hangs
+	server *exec.Cmd
+	hangs  fuseSwitch
+	asked  chan struct{} // has an element once a request hangs
+	die    func()        // ends the server: what is asked from now on is answered with ENOTCONN
+}
+
+// fuseSwitch tells the server whether to hang.
+type fuseSwitch struct {
+	to   io.Writer
+	done chan struct{}
+}
+
+func (s fuseSwitch) Store(hang bool) {
+	fmt.Fprintln(s.to, hang)
+	<-s.done
 }
 
 // mountFuse mounts one; whoever calls it unmounts it.
 func mountFuse(t testing.TB, path string) *fuse {
 	t.Helper()
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.EACCES) { // some machines keep it for root
 		gate.Root(t)
 	}
 	ok(t, err)
+	dev := os.NewFile(uintptr(fd), "/dev/fuse")
+	defer dev.Close()
 	ok(t, unix.Mount("server", path, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)))
-	dev := os.NewFile(uintptr(fd), "/dev/fuse") // it can be waited for only now
-	f := &fuse{dev: dev, ready: make(chan struct{}), asked: make(chan struct{}, 1)}
-	done := make(chan struct{})
-	go func() { defer close(done); f.serve() }()
-	<-f.ready
+	server := gate.RoleCommand(context.Background(), "fuse")
+	server.ExtraFiles = []*os.File{dev}
+	server.Stderr = os.Stderr
+	in, err := server.StdinPipe()
+	ok(t, err)
+	out, err := server.StdoutPipe()
+	ok(t, err)
+	ok(t, server.Start())
+	f := &fuse{server: server, hangs: fuseSwitch{in, make(chan struct{})}, asked: make(chan struct{}, 1)}
+	ready, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			switch lines.Text() {
+			case "ready":
+				close(ready)
+			case "done":
+				f.hangs.done <- struct{}{}
+			case "asked":
+				select {
+				case f.asked <- struct{}{}:
+				default:
+				}
+			}
+		}
+	}()
+	f.die = sync.OnceFunc(func() {
+		_ = server.Process.Kill()
+		<-over
+		_ = server.Wait()
+	})
 	t.Cleanup(func() {
 		f.die()
-		<-done
 		for {
 			if more, err := mountapi.Detach(path); err != nil || !more {
 				return
 			}
 		}
 	})
+	select {
+	case <-ready:
+	case <-over:
+		t.Fatal("the FUSE server ended")
+	}
 	return f
 }
 
-// die ends the server: what is asked from now on is answered with ENOTCONN.
-func (f *fuse) die() { f.dev.Close() }
+func init() { roles = append(roles, gate.Role("fuse", fuseRole)) }
 
-func (f *fuse) serve() {
+// fuseRole serves the file system whose device it got as descriptor 3. It ends with its
+// input, and by itself where nobody can tell it any more.
+func fuseRole() {
+	time.AfterFunc(2*time.Minute, func() { os.Exit(1) })
+	var hangs atomic.Bool
+	go func() {
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			hangs.Store(lines.Text() == "true")
+			fmt.Println("done")
+		}
+		os.Exit(0)
+	}()
 	le := binary.LittleEndian // of amd64 and arm64
 	buf := make([]byte, 256<<10)
 	for {
-		n, err := f.dev.Read(buf)
+		n, err := unix.Read(3, buf)
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) { // the asker has gone
+			continue
+		}
 		if err != nil || n < 40 {
-			return
+			os.Exit(0)
 		}
 		opcode, unique := le.Uint32(buf[4:]), le.Uint64(buf[8:])
 		var body []byte
@@ -87,20 +150,17 @@ func (f *fuse) serve() {
 		default:
 			errno = -int32(unix.ENOSYS)
 		}
-		if f.hangs.Load() {
-			select {
-			case f.asked <- struct{}{}:
-			default:
-			}
+		if hangs.Load() {
+			fmt.Println("asked")
 			continue
 		}
 		out := make([]byte, 16, 16+len(body))
 		le.PutUint32(out[0:], uint32(16+len(body)))
 		le.PutUint32(out[4:], uint32(errno))
 		le.PutUint64(out[8:], unique)
-		f.dev.Write(append(out, body...))
+		_, _ = unix.Write(3, append(out, body...)) // who does not want it any more is gone
 		if opcode == 26 {
-			close(f.ready)
+			fmt.Println("ready")
 		}
 	}
 }

@@ -53,7 +53,7 @@ func TestFsckPolicy(t *testing.T) {
 		{FsckIfNeeded, true, "e2fsck -p"},
 	} {
 		if tt.damaged {
-			_, _, err := f.node.command(0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
+			_, _, err := f.node.command(t.Context(), 0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
 			ok(t, err)
 		}
 		log := f.with(Config{})

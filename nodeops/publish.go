@@ -38,7 +38,7 @@ func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
 	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishFilesystem(r, opts.Attr)
+		return n.publishFilesystem(ctx, r, opts.Attr)
 	})
 }
 
@@ -64,7 +64,7 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
 	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishBlock(r)
+		return n.publishBlock(ctx, r)
 	})
 }
 
@@ -82,7 +82,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 	}
 	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func(ctx context.Context) error {
 		n.forget(targetPath)
-		return n.unpublish(targetPath)
+		return n.unpublish(ctx, targetPath)
 	})
 }
 

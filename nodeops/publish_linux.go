@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error {
+func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr mountapi.Attr) error {
 	staging, err := mountapi.Resolve(r.StagingTargetPath)
 	if err != nil && !gone(err) {
 		return err
@@ -47,7 +48,7 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}
-	on, err := n.livingAt(target)
+	on, err := n.livingAt(ctx, target)
 	if err != nil {
 		return err
 	}
@@ -75,7 +76,7 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	if err != nil {
 		return err
 	}
-	if err := bind(staging, target, attr, func(tree *mountapi.Tree) error {
+	if err := n.bind(ctx, staging, target, attr, func(tree *mountapi.Tree) error {
 		major, minor, err := treeDevice(tree, source.FSType)
 		if err != nil {
 			return &fault{kind: KindUncertain, err: err}
@@ -91,8 +92,8 @@ func (n *Node) publishFilesystem(r FilesystemPublish, attr mountapi.Attr) error 
 	return nil
 }
 
-func (n *Node) publishBlock(r BlockPublish) error {
-	dev, err := n.awaitDevice(r.Device)
+func (n *Node) publishBlock(ctx context.Context, r BlockPublish) error {
+	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
 	}
@@ -132,7 +133,7 @@ func (n *Node) publishBlock(r BlockPublish) error {
 	}
 	err = n.setAccess(dev, r.ReadOnly, others)
 	if err == nil {
-		err = bind(dev.path, target, attr, func(tree *mountapi.Tree) error {
+		err = n.bind(ctx, dev.path, target, attr, func(tree *mountapi.Tree) error {
 			root, err := tree.Root()
 			if err != nil {
 				return err
@@ -194,7 +195,9 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 }
 
 // bind attaches a copy of source to target, once check has seen what it shows.
-func bind(source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) error {
+func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) (err error) {
+	_, done := n.telemetry.step(ctx, "bind")
+	defer func() { done(err) }()
 	tree, err := mountapi.CloneTree(source, attr)
 	if err != nil {
 		return fmt.Errorf("%s: %w", source, err)
@@ -245,7 +248,7 @@ func describe(st fs.FileInfo) string {
 	return fmt.Sprintf("of mode %v", st.Mode())
 }
 
-func (n *Node) unpublish(targetPath string) error {
+func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 	target, err := mountapi.Resolve(targetPath)
 	if gone(err) {
 		return nil
@@ -253,7 +256,7 @@ func (n *Node) unpublish(targetPath string) error {
 	if err != nil {
 		return err
 	}
-	if err := n.takeDown(target); err != nil {
+	if err := n.takeDown(ctx, target); err != nil {
 		return err
 	}
 	st, err := os.Lstat(target)
@@ -279,13 +282,13 @@ func (n *Node) unpublish(targetPath string) error {
 // takeDown unmounts what is on the target. The last read-only publication of a
 // block device takes the device's read-only flag along: it would outlive even the
 // attachment of a loop device, and meet whoever gets that device next.
-func (n *Node) takeDown(target string) error {
+func (n *Node) takeDown(ctx context.Context, target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if dev == nil {
-		return unmountAll(target)
+		return n.unmountAll(ctx, target)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()
@@ -300,7 +303,7 @@ func (n *Node) takeDown(target string) error {
 	if last {
 		kept = dev.setReadOnly(false)
 	}
-	if err := unmountAll(target); err != nil {
+	if err := n.unmountAll(ctx, target); err != nil {
 		if table, e := readTable(); last && e == nil && len(table.nodes(dev)) > 0 {
 			err = errors.Join(err, dev.setReadOnly(true)) // it is still published
 		}

@@ -252,7 +252,7 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 		{"swap", fill(4086, "SWAPSPACE2"), KindPrecondition, "swap"},
 		{"partition table", fill(510, "\x55\xaa"), KindPrecondition, "dos"},
 		{"another file system", func(f *fixture) {
-			_, _, err := f.node.command(0, "mkfs.ext4", "-q", f.dev.Path)
+			_, _, err := f.node.command(t.Context(), 0, "mkfs.ext4", "-q", f.dev.Path)
 			ok(f.t, err)
 		}, KindPrecondition, "ext4 file system"},
 		// The image was cut off below the attached device: reads fail with EIO,
@@ -934,7 +934,7 @@ func TestStageRefusesDamage(t *testing.T) {
 		f := newFixture(t, 64*mib)
 		f.mustStage("ext4")
 		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
-		_, _, err := f.node.command(0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
+		_, _, err := f.node.command(t.Context(), 0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
 		ok(t, err)
 		f.mustStage("ext4")
 		d, err := openDevice(Device{Path: f.dev.Path})

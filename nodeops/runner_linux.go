@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/exec"
 )
@@ -121,17 +123,22 @@ type program struct {
 }
 
 // command runs a program to its end and returns its exit status and what it
-// printed. A timeout of 0 means none: a mkfs is never killed half-way.
-func (n *Node) command(timeout time.Duration, name string, args ...string) (status int, output string, err error) {
-	return n.execute(program{name: name, args: args, timeout: timeout})
+// printed. A timeout of 0 means none: a mkfs is never killed half-way, and whether ctx
+// ended plays no part.
+func (n *Node) command(ctx context.Context, timeout time.Duration, name string, args ...string) (status int, output string, err error) {
+	return n.execute(ctx, program{name: name, args: args, timeout: timeout})
 }
 
 // execute is command for a program that needs more.
 //
 // The output goes to a memory file, not a pipe: a mkfs that outlives this
 // process, when that is killed, must not die of SIGPIPE half-way.
-func (n *Node) execute(p program) (status int, output string, err error) {
-	ctx := context.Background()
+func (n *Node) execute(ctx context.Context, p program) (status int, output string, err error) {
+	ctx, done := n.telemetry.step(context.WithoutCancel(ctx), path.Base(p.name))
+	defer func() {
+		trace.SpanFromContext(ctx).SetAttributes(attribute.Int("process.exit.code", status))
+		done(err)
+	}()
 	if p.timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, p.timeout)

@@ -43,7 +43,7 @@ func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
 	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishShare(s, r.TargetPath)
+		return n.publishShare(ctx, s, r.TargetPath)
 	})
 }
 

@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -8,12 +9,12 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-func (n *Node) publishShare(s share, targetPath string) error {
+func (n *Node) publishShare(ctx context.Context, s share, targetPath string) error {
 	target, err := resolveTarget(targetPath)
 	if err != nil {
 		return err
 	}
-	if on, err := n.livingAt(target); err != nil {
+	if on, err := n.livingAt(ctx, target); err != nil {
 		return err
 	} else if len(on) > 0 {
 		if diff := s.compare(on); len(diff) > 0 {
@@ -25,7 +26,7 @@ func (n *Node) publishShare(s share, targetPath string) error {
 	if err != nil {
 		return err
 	}
-	failed := n.mountShare(s, target)
+	failed := n.mountShare(ctx, s, target)
 	// What a helper says of itself does not count: one that was killed may have
 	// mounted just before, and one that succeeded something else.
 	on, err := mountapi.At(target)
@@ -40,7 +41,7 @@ func (n *Node) publishShare(s share, targetPath string) error {
 		if failed == nil {
 			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but it mounted something else")}
 		}
-		if err := unmountAll(target); err != nil {
+		if err := n.unmountAll(ctx, target); err != nil {
 			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 		}
 	} else if failed == nil {
@@ -51,7 +52,7 @@ func (n *Node) publishShare(s share, targetPath string) error {
 }
 
 // mountShare runs the mount helper, see "EXTERNAL HELPERS" in mount(8).
-func (n *Node) mountShare(s share, target string) error {
+func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	var options []string
 	if s.opts.Attr != 0 {
 		options = append(options, s.opts.Attr.String())
@@ -75,7 +76,7 @@ func (n *Node) mountShare(s share, target string) error {
 	if err != nil {
 		return fmt.Errorf("the mount helper mount.%s is not installed, or not on PATH (packages nfs-common, cifs-utils, ...): %w", s.fsType, err)
 	}
-	status, output, err := n.execute(program{name: name, args: args, timeout: n.helperTimeout, sensitive: s.sensitive})
+	status, output, err := n.execute(ctx, program{name: name, args: args, timeout: n.helperTimeout, sensitive: s.sensitive})
 	if err != nil {
 		return err
 	}

@@ -138,6 +138,6 @@ func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) 
 	}
 	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func(ctx context.Context) error {
 		n.forget(stagingTargetPath)
-		return n.unstage(stagingTargetPath)
+		return n.unstage(ctx, stagingTargetPath)
 	})
 }

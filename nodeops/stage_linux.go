@@ -15,7 +15,7 @@ import (
 )
 
 func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts mountapi.Options) (err error) {
-	dev, err := n.awaitDevice(r.Device)
+	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 		}
 		// An earlier call may have ended before it. A final code would make the CO
 		// forget the mount, which stays.
-		if err := n.finishStage(r, target, dev, readOnly); err != nil {
+		if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
 			return &fault{kind: KindUncertain, err: err}
 		}
 		return nil
@@ -67,11 +67,11 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	if err := n.prepare(ctx, r, dev, readOnly); err != nil {
 		return err
 	}
-	if err := mountDevice(dev, target, r.FSType, opts); err != nil {
+	if err := n.mountDevice(ctx, dev, target, r.FSType, opts); err != nil {
 		return err
 	}
-	if err := n.finishStage(r, target, dev, readOnly); err != nil {
-		if undo := unmountAll(target); undo != nil {
+	if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
+		if undo := n.unmountAll(ctx, target); undo != nil {
 			return faultf(KindUncertain, "%w; and the mount stays: %w", err, undo)
 		}
 		return err
@@ -83,7 +83,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, why error) error {
 	// The dead superblock lives as long as one of its mounts, and is what a new one
 	// would show. No final code: the CO would forget what is mounted.
-	if err := n.unstage(target); err != nil {
+	if err := n.unstage(ctx, target); err != nil {
 		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
 	}
 	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
@@ -91,7 +91,9 @@ func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Opt
 }
 
 // mountDevice mounts the device's file system on target, or nothing.
-func mountDevice(dev *device, target, fsType string, opts mountapi.Options) error {
+func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType string, opts mountapi.Options) (err error) {
+	_, done := n.telemetry.step(ctx, "mount")
+	defer func() { done(err) }()
 	opts.Data = append(slices.Clone(filesystems[fsType].data), opts.Data...)
 	tree, err := mountapi.NewTree(fsType, dev.path, opts)
 	if err != nil {
@@ -131,12 +133,12 @@ func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err er
 // finishStage does what can be done only to a mounted file system. ext4 was
 // grown before, if it could be: a volume that is in use must not fail to stage
 // because it could not, nor a small btrfs.
-func (n *Node) finishStage(r FilesystemStage, target string, dev *device, readOnly bool) error {
+func (n *Node) finishStage(ctx context.Context, r FilesystemStage, target string, dev *device, readOnly bool) error {
 	if readOnly {
 		return nil
 	}
 	if r.FSType == "xfs" || r.FSType == "btrfs" && dev.size >= btrfs.LeastGrown {
-		err := n.growMounted(r.FSType, target, dev)
+		err := n.growMounted(ctx, r.FSType, target, dev)
 		if errors.Is(err, btrfs.ErrBusy) { // as by a balance that mounting resumes, and unmounting only interrupts
 			n.log.Warn("the file system is smaller than its device and cannot be grown now", "volume_id", r.VolumeID, "device", dev.path, "error", err)
 			err = nil
@@ -191,7 +193,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
 		return busy
 	}
-	found, err := n.look(dev, r.VolumeID, busy == nil)
+	found, err := n.look(ctx, dev, r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}
@@ -224,7 +226,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs did not come to its end, and nothing shows that it was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
 	if len(found.mark.ours) > 0 && !readOnly {
-		if err := n.finishFormat(dev, found); err != nil {
+		if err := n.finishFormat(ctx, dev, found); err != nil {
 			return err
 		}
 	}
@@ -235,7 +237,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	if !check && found.Full {
 		return nil
 	}
-	return n.checkAndGrowExt(dev, found.Full, r.Fsck, release)
+	return n.checkAndGrowExt(ctx, dev, found.Full, r.Fsck, release)
 }
 
 // checkAndGrowExt checks an ext4 that records errors, and grows one that is
@@ -243,13 +245,13 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 //
 // e2fsck on a mounted file system would destroy it. That the device could be held
 // says that no namespace has it mounted; e2fsck then takes it exclusively itself.
-func (n *Node) checkAndGrowExt(dev *device, full bool, policy Fsck, release func()) error {
+func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, policy Fsck, release func()) error {
 	release()
 	args := []string{"-p", dev.path}
 	if !full || policy == FsckAlways { // resize2fs insists on a full check
 		args = []string{"-f", "-p", dev.path}
 	}
-	status, output, err := n.command(0, "e2fsck", args...)
+	status, output, err := n.command(ctx, 0, "e2fsck", args...)
 	if err != nil {
 		return err
 	}
@@ -260,7 +262,7 @@ func (n *Node) checkAndGrowExt(dev *device, full bool, policy Fsck, release func
 	if full {
 		return nil
 	}
-	status, output, err = n.command(0, "resize2fs", dev.path)
+	status, output, err = n.command(ctx, 0, "resize2fs", dev.path)
 	if err != nil {
 		return err
 	}
@@ -270,7 +272,7 @@ func (n *Node) checkAndGrowExt(dev *device, full bool, policy Fsck, release func
 	return nil
 }
 
-func (n *Node) unstage(stagingTargetPath string) error {
+func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
 	target, err := mountapi.Resolve(stagingTargetPath)
 	if gone(err) {
 		return nil
@@ -287,7 +289,7 @@ func (n *Node) unstage(stagingTargetPath string) error {
 		return nil
 	}
 	for _, m := range on {
-		others, err := n.withoutAbandoned(table.elsewhere(m, target))
+		others, err := n.withoutAbandoned(ctx, table.elsewhere(m, target))
 		if err != nil {
 			return err
 		}
@@ -295,7 +297,7 @@ func (n *Node) unstage(stagingTargetPath string) error {
 			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
 		}
 	}
-	if err := unmountAll(target); err != nil {
+	if err := n.unmountAll(ctx, target); err != nil {
 		return err
 	}
 	// EINVAL, which ends unmountAll, is also the answer for a mount that this
@@ -310,14 +312,14 @@ func (n *Node) unstage(stagingTargetPath string) error {
 }
 
 // withoutAbandoned unpublishes what the caller gives up, and returns the rest.
-func (n *Node) withoutAbandoned(published []mountapi.Mount) (rest []mountapi.Mount, err error) {
+func (n *Node) withoutAbandoned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
 	for _, m := range published {
 		if n.abandoned == nil || !n.abandoned(m.MountPoint) {
 			rest = append(rest, m)
 			continue
 		}
 		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
-		if err := n.unpublish(m.MountPoint); err != nil {
+		if err := n.unpublish(ctx, m.MountPoint); err != nil {
 			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)
 		}
 	}

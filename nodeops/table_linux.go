@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -190,6 +191,14 @@ func resolveTarget(p string) (string, error) {
 		return "", faultf(KindPrecondition, "the parent directory of %s is not there; the CO makes it: %w", p, err)
 	}
 	return r, err
+}
+
+// unmountAll is the function of that name as a step of an operation.
+func (n *Node) unmountAll(ctx context.Context, p string) error {
+	_, done := n.telemetry.step(ctx, "unmount")
+	err := unmountAll(p)
+	done(err)
+	return err
 }
 
 // unmountAll takes down everything that is mounted on the path. The bound only

@@ -47,28 +47,22 @@ func newTelemetry(tracers trace.TracerProvider, meters metric.MeterProvider, n *
 		metric.WithDescription("Age of the oldest parked work; 0 without any. Minutes mean that a device or a server hangs."))
 	errs[3] = err
 	_, errs[4] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		count, since := int64(0), time.Now()
+		var count int64
+		var age time.Duration
 		for _, call := range n.blocking.Snapshot() {
 			if call.Waiters == 0 {
 				count++
-				since = earlier(since, call.Since)
+				age = max(age, time.Since(call.Since))
 			}
 		}
 		o.ObserveInt64(parked, count)
-		o.ObserveFloat64(oldest, time.Since(since).Seconds())
+		o.ObserveFloat64(oldest, age.Seconds())
 		return nil
 	}, parked, oldest)
 	if err := errors.Join(errs[:]...); err != nil {
 		return t, fmt.Errorf("nodeops: make instruments: %w", err)
 	}
 	return t, nil
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // operation starts the span of an operation; done ends it and counts the time.
