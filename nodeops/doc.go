@@ -21,8 +21,11 @@
 //     never writes to the node's root disk instead of its volume.
 //   - Teardown decides from the mount table, never opens what it tears down, and
 //     removes paths by unlink and rmdir alone: it cannot delete data.
+//   - A mount that is dead, because its server or device is gone, is known by what it
+//     answers and made anew; a living one is never unmounted by stage or publish.
 //   - Mounts are made by system calls; no program is started but mkfs, fsck, blkid
-//     and the tools that grow a file system.
+//     and the tools that grow a file system, and for network file systems their mount
+//     helpers, which are killed with all their children when they take too long.
 //
 // Work that the kernel blocks does not block the caller: when ctx ends first, the
 // caller gets DEADLINE_EXCEEDED and the work goes on; the next call for the same
@@ -30,8 +33,8 @@
 //
 // # When not to use it
 //
-// For network file systems, which are mounted by their own helpers; in a process
-// that cannot see the CO's mounts (a container needs the kubelet directory with
+// For network file systems that are staged (they are published by [Node.PublishShare],
+// without staging); in a process that cannot see the CO's mounts (a container needs the kubelet directory with
 // Bidirectional propagation); for two volumes on one device, since a device is
 // taken to be one volume.
 //
@@ -41,6 +44,15 @@
 // but knows nothing of two paths that belong to one volume: callers keep stage
 // and publish of a volume apart, as package volumelock does.
 //
+// # What it tells
+//
+// Logs, spans and metrics go where [Config] says. The log has a warning before each
+// mkfs and each unmount that was not asked for, and at debug level every command
+// line. The metrics are csikit.nodeops.operation.duration (seconds, by op and gRPC
+// code), csikit.nodeops.formats (mkfs runs), csikit.nodeops.parked and
+// csikit.nodeops.parked.oldest (work that hangs in the kernel; an alert on the latter
+// finds the dead server). [Node.Inspect] lists that work by path.
+//
 // # Privileges
 //
 // CAP_SYS_ADMIN; read and write access to the block devices; CAP_SYS_RESOURCE to
@@ -49,7 +61,8 @@
 //
 // Programs: blkid (util-linux), and for the file system types that are used:
 // mke2fs, e2fsck and resize2fs (e2fsprogs) for ext4; mkfs.xfs, xfs_repair and
-// xfs_growfs (xfsprogs) for xfs; mkfs.btrfs and btrfs (btrfs-progs) for btrfs.
+// xfs_growfs (xfsprogs) for xfs; mkfs.btrfs and btrfs (btrfs-progs) for btrfs;
+// mount.<type> for shares, such as mount.nfs (nfs-common).
 //
 // # btrfs
 //

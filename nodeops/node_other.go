@@ -15,7 +15,8 @@ func newRunner() exec.Interface { return exec.New() }
 func (n *Node) stageFilesystem(context.Context, FilesystemStage, mountapi.Options) error {
 	return errors.ErrUnsupported
 }
-func (n *Node) unstage(context.Context, string) error { return errors.ErrUnsupported }
+func (n *Node) stageBlock(context.Context, Device) error { return errors.ErrUnsupported }
+func (n *Node) unstage(context.Context, string) error    { return errors.ErrUnsupported }
 func (n *Node) publishFilesystem(context.Context, FilesystemPublish, mountapi.Attr) error {
 	return errors.ErrUnsupported
 }

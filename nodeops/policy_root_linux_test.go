@@ -157,3 +157,20 @@ func TestStageWithoutADirectory(t *testing.T) {
 		t.Errorf("the device holds %v", found)
 	}
 }
+
+func TestStageBlock(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	stage := func(d Device) error {
+		return f.node.StageBlock(t.Context(), BlockStage{VolumeID: "v", Device: d, StagingTargetPath: f.staging})
+	}
+	for range 2 {
+		ok(t, stage(Device{Path: f.dev.Path, Size: 64 * mib}))
+	}
+	wantKind(t, stage(Device{Path: f.dev.Path, Size: 32 * mib}), KindPrecondition, "may be another disk")
+	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), KindPrecondition, "is not there")
+	if found := f.look(); found.String() != "blank" || len(f.mounts(f.staging)) > 0 {
+		t.Errorf("the device holds %v, mounted is %v", found, f.mounts(f.staging))
+	}
+	f.mustStage("ext4")
+	wantKind(t, stage(Device{Path: f.dev.Path}), KindPrecondition, "mounted as a file system")
+}

@@ -113,9 +113,8 @@ func (n *Node) publishBlock(ctx context.Context, r BlockPublish) error {
 	if r.ReadOnly {
 		attr = mountapi.ReadOnly
 	}
-	// What a file system and a raw block user write at once is lost to both.
-	if mounted := table.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}); len(mounted) > 0 {
-		return faultf(KindPrecondition, "the device is mounted as a file system at %s", paths(mounted))
+	if err := table.refuseFilesystem(dev); err != nil {
+		return err
 	}
 	others := table.nodes(dev, target)
 	if on := table.at(target); len(on) > 0 {

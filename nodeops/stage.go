@@ -126,6 +126,27 @@ func parseGroup(group string) (gid int, err error) {
 	return int(n), nil
 }
 
+// BlockStage asks for the device of a raw block volume to be ready.
+type BlockStage struct {
+	VolumeID          string
+	Device            Device
+	StagingTargetPath string // absolute; nothing is made or mounted there
+}
+
+// StageBlock waits for the device of a raw block volume and checks that it is the
+// right one and that nobody has it mounted as a file system, so that a mistake shows
+// before a pod gets the device. It changes nothing, and there is nothing to unstage.
+// Its errors are those of PublishBlock.
+func (n *Node) StageBlock(ctx context.Context, r BlockStage) error {
+	const op = "stage"
+	if err := checkPath(r.StagingTargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
+	}
+	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
+		return n.stageBlock(ctx, r.Device)
+	})
+}
+
 // Unstage unmounts what is mounted at the staging path, stacked mounts included,
 // and leaves the directory, which the CO made. Nothing mounted and no such path
 // are success. It refuses with KindPrecondition while the volume is published

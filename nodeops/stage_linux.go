@@ -79,6 +79,19 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	return nil
 }
 
+func (n *Node) stageBlock(ctx context.Context, d Device) error {
+	dev, err := n.awaitDevice(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer dev.close()
+	table, err := readTable()
+	if err != nil {
+		return err
+	}
+	return table.refuseFilesystem(dev)
+}
+
 // restage makes a mount anew that is dead.
 func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, why error) error {
 	// The dead superblock lives as long as one of its mounts, and is what a new one

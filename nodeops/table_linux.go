@@ -79,6 +79,15 @@ func (t table) elsewhere(m mountapi.Mount, except ...string) []mountapi.Mount {
 	return others
 }
 
+// refuseFilesystem reports where the device is mounted as a file system: what that and
+// a raw block user write at once is lost to both.
+func (t table) refuseFilesystem(dev *device) error {
+	if mounted := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}); len(mounted) > 0 {
+		return faultf(KindPrecondition, "the device is mounted as a file system at %s", paths(mounted))
+	}
+	return nil
+}
+
 func mountPoints(mounts []mountapi.Mount) []string {
 	var p []string
 	for _, m := range mounts {

@@ -63,20 +63,21 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	if err != nil {
 		return nil, err
 	}
-	mount := req.GetVolumeCapability().GetMount()
-	if mount == nil {
-		return &csi.NodeStageVolumeResponse{}, nil
+	device := nodeops.Device{Path: dev.Path} // its backing inode is the proof of identity
+	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
+		err = n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
+			VolumeID:          vol.ID,
+			Device:            device,
+			StagingTargetPath: req.GetStagingTargetPath(),
+			FSType:            vol.AccessType,
+			MountFlags:        mount.GetMountFlags(),
+			ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
+			Prezeroed:         true, // a sparse file reads as zeros
+			MountGroup:        mount.GetVolumeMountGroup(),
+		})
+	} else {
+		err = n.ops.StageBlock(ctx, nodeops.BlockStage{VolumeID: vol.ID, Device: device, StagingTargetPath: req.GetStagingTargetPath()})
 	}
-	err = n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
-		VolumeID:          vol.ID,
-		Device:            nodeops.Device{Path: dev.Path}, // its backing inode is the proof of identity
-		StagingTargetPath: req.GetStagingTargetPath(),
-		FSType:            vol.AccessType,
-		MountFlags:        mount.GetMountFlags(),
-		ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
-		Prezeroed:         true, // a sparse file reads as zeros
-		MountGroup:        mount.GetVolumeMountGroup(),
-	})
 	if err != nil {
 		// After a final error the CO does not unstage, so a loop device that nothing
 		// uses goes, whichever call attached it; unless the work is still under
