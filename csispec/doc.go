@@ -21,3 +21,5 @@
 // All functions are pure and safe for concurrent use as long as nobody changes
 // the message meanwhile. No privileges and no particular kernel are needed.
 package csispec
+
+//go:generate go -C ../hack/genspec run .

@@ -8,78 +8,96 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// handRules are the rules that take more than one field, or a grammar. Each
-// gets the path of its message, "" or ending in a dot.
-var handRules = map[protoreflect.FullName]func(w *walker, m proto.Message, path string){
-	"csi.v1.CapacityRange":                capacityRange,
-	"csi.v1.Topology":                     topology,
-	"csi.v1.TopologyRequirement":          topologyRequirement,
-	"csi.v1.VolumeCapability.MountVolume": mountVolume,
-	"csi.v1.NodePublishVolumeRequest":     nodePublish,
-	"csi.v1.GetPluginInfoResponse":        pluginInfo,
-}
+// The rules that take more than one field, or a grammar. The generated method of
+// a message calls its own after the rules for single fields.
 
-func capacityRange(w *walker, m proto.Message, path string) {
-	r := m.(*csi.CapacityRange)
-	field := strings.TrimSuffix(path, ".")
-	switch required, limit := r.GetRequiredBytes(), r.GetLimitBytes(); {
+func (w *walker) capacityRangeByHand(m *csi.CapacityRange) {
+	switch required, limit := m.GetRequiredBytes(), m.GetLimitBytes(); {
 	case required == 0 && limit == 0:
-		w.add(field, "capacity-range", "needs required_bytes or limit_bytes")
+		w.add("", "capacity-range", "needs required_bytes or limit_bytes")
 	case limit > 0 && required > limit:
-		w.add(field, "capacity-range", "requires %d bytes, above its limit of %d", required, limit)
+		w.add("", "capacity-range", "requires %d bytes, above its limit of %d", required, limit)
 	}
 }
 
-func mountVolume(w *walker, m proto.Message, path string) {
-	size := 0
-	for _, f := range m.(*csi.VolumeCapability_MountVolume).GetMountFlags() {
-		size += len(f)
+// volumeCapabilityAccessModeByHand looks at the two modes that come with a
+// capability.
+func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_AccessMode) {
+	if w.absent&(controllerMultiWriter|nodeMultiWriter) == 0 {
+		return
 	}
-	if size > flagsMax {
-		w.add(path+"mount_flags", "size", "holds %d bytes, the limit is %d", size, flagsMax)
+	switch m.GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		side := controllerMultiWriter
+		if strings.HasPrefix(string(w.subject.ProtoReflect().Descriptor().Name()), "Node") {
+			side = nodeMultiWriter
+		}
+		if w.absent&side != 0 {
+			w.gated("mode", side)
+		}
 	}
 }
 
-// nodePublish runs after the rules for single fields; FAILED_PRECONDITION is
-// the answer only to a request that is well-formed otherwise, which
-// Violations.GRPCStatus sees to.
-func nodePublish(w *walker, m proto.Message, path string) {
-	if w.stageUnstage && m.(*csi.NodePublishVolumeRequest).GetStagingTargetPath() == "" {
-		w.addCode(codes.FailedPrecondition, path+"staging_target_path", "staging-path",
+// nodePublishVolumeRequestByHand: FAILED_PRECONDITION is the answer only to a
+// request that is well-formed otherwise, which Violations.GRPCStatus sees to.
+func (w *walker) nodePublishVolumeRequestByHand(m *csi.NodePublishVolumeRequest) {
+	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" {
+		w.addCode(codes.FailedPrecondition, "staging_target_path", "staging-path",
 			"is empty, but this plugin stages volumes: call NodeStageVolume first and send its path")
 	}
 }
 
-func topologyRequirement(w *walker, m proto.Message, path string) {
-	r := m.(*csi.TopologyRequirement)
-	if len(r.GetRequisite()) == 0 && len(r.GetPreferred()) == 0 {
-		w.add(strings.TrimSuffix(path, "."), "required", "needs requisite or preferred")
+func (w *walker) topologyRequirementByHand(m *csi.TopologyRequirement) {
+	if len(m.GetRequisite()) == 0 && len(m.GetPreferred()) == 0 {
+		w.add("", "required", "needs requisite or preferred")
 	}
-	if len(r.GetRequisite()) == 0 {
+	if len(m.GetRequisite()) == 0 {
 		return
 	}
-	for i, p := range r.GetPreferred() {
-		if !slices.ContainsFunc(r.GetRequisite(), func(t *csi.Topology) bool {
+	for i, p := range m.GetPreferred() {
+		if !slices.ContainsFunc(m.GetRequisite(), func(t *csi.Topology) bool {
 			return maps.Equal(t.GetSegments(), p.GetSegments())
 		}) {
-			w.add(path+index("preferred", i), "topology-preferred", "is not among requisite")
+			w.add(index("preferred", i), "topology-preferred", "is not among requisite")
 		}
 	}
 }
 
-func topology(w *walker, m proto.Message, path string) {
-	segments := m.(*csi.Topology).GetSegments()
+func (w *walker) topologyByHand(m *csi.Topology) {
+	if !goodSegments(m.GetSegments()) {
+		w.segments(m.GetSegments())
+	}
+}
+
+// goodSegments answers for nearly every topology there is, without sorting.
+func goodSegments(segments map[string]string) bool {
+	if len(segments) > 8 { // comparing each with each takes too long
+		return false
+	}
+	for k, v := range segments {
+		if !topologyKey(k) || !topologyName(v) {
+			return false
+		}
+		for other := range segments {
+			if len(other) == len(k) && other != k && strings.EqualFold(other, k) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (w *walker) segments(segments map[string]string) {
 	folded := make(map[string]string, len(segments))
 	for _, k := range slices.Sorted(maps.Keys(segments)) {
-		field := path + "segments[" + quote(k) + "]"
+		field := "segments[" + quote(k) + "]"
 		if !topologyKey(k) {
 			w.add(field, "topology-key", "is not a topology key: [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'")
 		}
 		if v := segments[k]; !topologyName(v) {
-			w.add(field, "topology-value", "has the value %s: need 1 to 63 letters, digits, '-', '_' and '.', letter or digit at both ends", quote(v))
+			w.add(field, "topology-value", "has a value of %d bytes that is none for a topology: need 1 to 63 letters, digits, '-', '_' and '.', letter or digit at both ends", len(v))
 		}
 		// Keys compare without regard to case.
 		if other, dup := folded[strings.ToLower(k)]; dup {
@@ -99,15 +117,7 @@ func topologyKey(k string) bool {
 
 // topologyName is the grammar of the name part of a key and of a value.
 func topologyName(s string) bool {
-	if len(s) == 0 || len(s) > 63 || !alnum(s[0]) || !alnum(s[len(s)-1]) {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; !alnum(c) && c != '-' && c != '_' && c != '.' {
-			return false
-		}
-	}
-	return true
+	return len(s) > 0 && len(s) <= 63 && alnum(s[0]) && alnum(s[len(s)-1]) && secretKey(s)
 }
 
 // domain is the notation of plugin names and topology prefixes: labels of
@@ -131,9 +141,81 @@ func domain(s string) bool {
 	return true
 }
 
-func pluginInfo(w *walker, m proto.Message, path string) {
-	if name := m.(*csi.GetPluginInfoResponse).GetName(); name != "" && len(name) <= 63 && !domain(name) {
-		w.add(path+"name", "plugin-name",
+func (w *walker) getPluginInfoResponseByHand(m *csi.GetPluginInfoResponse) {
+	if name := m.GetName(); name != "" && len(name) <= 63 && !domain(name) {
+		w.add("name", "plugin-name",
 			"is %s: need a domain name such as csi.example.com, of letters, digits, '-' and '.'", quote(name))
+	}
+}
+
+// volumeGroupSnapshotByHand holds the members of a group to what the group says.
+func (w *walker) volumeGroupSnapshotByHand(m *csi.VolumeGroupSnapshot) {
+	for i, s := range m.GetSnapshots() {
+		if s.GetGroupSnapshotId() != m.GetGroupSnapshotId() {
+			w.add(index("snapshots", i)+".group_snapshot_id", "group-snapshot",
+				"is %s and must be the group's own, %s", quote(s.GetGroupSnapshotId()), quote(m.GetGroupSnapshotId()))
+		}
+		if m.GetReadyToUse() && !s.GetReadyToUse() {
+			w.add(index("snapshots", i)+".ready_to_use", "group-snapshot", "is false, and so must be that of the group")
+		}
+	}
+}
+
+// volumeHealthByHand: a problem is known by its status and reason.
+func (w *walker) volumeHealthByHand(m *csi.VolumeHealth) {
+	type key struct {
+		status csi.VolumeHealthErrorType
+		reason string
+	}
+	all := m.GetHealthStatuses()
+	if len(all) < 2 {
+		return
+	}
+	seen := make(map[key]bool, len(all))
+	for i, h := range all {
+		k := key{h.GetStatus(), h.GetReason()}
+		if seen[k] {
+			w.duplicate(index("health_statuses", i), "status and reason")
+		}
+		seen[k] = true
+	}
+}
+
+func (w *walker) volumeHealthVolumeHealthEntryByHand(m *csi.VolumeHealth_VolumeHealthEntry) {
+	w.camelCase("reason", m.GetReason())
+}
+
+// nodeGetStorageHealthResponseByHand compares each with each: a node has few
+// storage backends.
+func (w *walker) nodeGetStorageHealthResponseByHand(m *csi.NodeGetStorageHealthResponse) {
+	for i, h := range m.GetBackendHealth() {
+		if slices.ContainsFunc(m.GetBackendHealth()[:i], func(o *csi.NodeGetStorageHealthResponse_StorageBackendHealth) bool {
+			return o.GetStatus() == h.GetStatus() && o.GetReason() == h.GetReason() &&
+				proto.Equal(o.GetVolumeCapability(), h.GetVolumeCapability())
+		}) {
+			w.duplicate(index("backend_health", i), "status, reason and volume_capability")
+		}
+	}
+}
+
+func (w *walker) nodeGetStorageHealthResponseStorageBackendHealthByHand(m *csi.NodeGetStorageHealthResponse_StorageBackendHealth) {
+	w.camelCase("reason", m.GetReason())
+}
+
+func (w *walker) duplicate(field, what string) {
+	w.add(field, "duplicate", "repeats the %s of an earlier entry", what)
+}
+
+// camelCase wants a word for machines: letters and digits, a capital first.
+func (w *walker) camelCase(field, s string) {
+	if s == "" || len(s) > stringMax { // which is said already
+		return
+	}
+	good := s[0] >= 'A' && s[0] <= 'Z'
+	for i := range len(s) {
+		good = good && alnum(s[i])
+	}
+	if !good {
+		w.add(field, "camel-case", "is %s and must be a CamelCase word such as DiskFailing", quote(s))
 	}
 }

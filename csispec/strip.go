@@ -5,8 +5,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // shortestSecret is the length below which a value is not looked for in other
@@ -18,14 +16,13 @@ const shortestSecret = 4
 // the text of an error that may echo its request, in a log or in a status.
 // Single lines of a value and the strings within a JSON value are masked too.
 func (r Redacted) Strip(text string) string {
-	m, ok := r.reflect()
-	if !ok || text == "" {
+	if text == "" || r.isNil() {
 		return text
 	}
 	// All places are marked before any is replaced, because secrets may
 	// overlap.
 	var marked []bool
-	r.secrets(m, func(v string) {
+	visit(secretSink{keys: r.keys, found: func(v string) {
 		for _, form := range forms(v) {
 			if len(form) < shortestSecret {
 				continue
@@ -44,7 +41,7 @@ func (r Redacted) Strip(text string) string {
 				}
 			}
 		}
-	})
+	}}, r.message)
 	if marked == nil {
 		return text
 	}
@@ -60,39 +57,48 @@ func (r Redacted) Strip(text string) string {
 	return b.String()
 }
 
-// secrets calls f for every secret value in m.
-func (r Redacted) secrets(m protoreflect.Message, f func(string)) {
-	fields(m, func(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
-		switch {
-		case fd.IsMap():
-			v.Map().Range(func(k protoreflect.MapKey, e protoreflect.Value) bool {
-				switch {
-				case isSecret(fd) || r.maskedKey(k):
-					f(e.String())
-				case fd.MapValue().Message() != nil:
-					r.secrets(e.Message(), f)
-				}
-				return true
-			})
-		case fd.IsList():
-			for i := range v.List().Len() {
-				e := v.List().Get(i)
-				switch {
-				case isSecret(fd):
-					f(e.String())
-				case fd.Message() != nil:
-					r.secrets(e.Message(), f)
-				case isMountFlags(fd):
-					flagSecrets(e.String(), f)
-				}
-			}
-		case isSecret(fd):
-			f(v.String())
-		case fd.Message() != nil:
-			r.secrets(v.Message(), f)
-		}
-	})
+// A secretSink calls found for every secret value of a message.
+type secretSink struct {
+	keys  []string
+	found func(string)
 }
+
+func (s secretSink) masks(key string) bool { return masked(key, s.keys) }
+
+func (s secretSink) entries(_ string, m map[string]string) {
+	for k, v := range m {
+		if masked(k, s.keys) {
+			s.found(v)
+		}
+	}
+}
+
+func (s secretSink) secrets(_ string, m map[string]string) {
+	for _, v := range m {
+		s.found(v)
+	}
+}
+
+func (s secretSink) flags(_ string, vs []string) {
+	for _, v := range vs {
+		flagSecrets(v, s.found)
+	}
+}
+
+func (s secretSink) list(_ string, n int, each func(sink, int)) {
+	for i := range n {
+		each(s, i)
+	}
+}
+
+func (s secretSink) secret(_, v string)       { s.found(v) }
+func (secretSink) text(_, _ string)           {}
+func (secretSink) integer(string, int64)      {}
+func (secretSink) boolean(string, bool)       {}
+func (secretSink) enum(string, int32, string) {}
+func (secretSink) texts(string, []string)     {}
+func (secretSink) open(string)                {}
+func (secretSink) close()                     {}
 
 func flagSecrets(flag string, f func(string)) {
 	for {

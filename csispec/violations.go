@@ -15,10 +15,14 @@ type Violation struct {
 	// message at all.
 	Field string
 	// Rule is a stable identifier of the rule: required, size, path-absolute,
-	// control-character, oneof, enum, non-negative, capacity-range, secret-key,
-	// topology-key, topology-value, topology-preferred, staging-path,
-	// plugin-name; from CheckCapabilities capability-unknown,
-	// capability-duplicate and capability-missing.
+	// control-character, oneof, enum, alpha, non-negative, positive, timestamp,
+	// capacity-range, secret-key, topology-key, topology-value,
+	// topology-preferred, staging-path, plugin-name, capability,
+	// group-snapshot, duplicate, camel-case; from CheckCapabilities
+	// capability-unknown, capability-duplicate and capability-missing; from
+	// MetadataStream metadata-type, metadata-capacity, metadata-order,
+	// metadata-start, metadata-length and metadata-count; from History
+	// constant and topology-prefix.
 	Rule string
 	// Code is what the specification asks a plugin to answer.
 	Code codes.Code
@@ -49,7 +53,11 @@ func (v *Violations) Error() string {
 			fmt.Fprintf(&b, "; and %d more", len(v.All)-i)
 			break
 		}
-		b.WriteString([]string{": ", "; "}[min(i, 1)])
+		if i == 0 {
+			b.WriteString(": ")
+		} else {
+			b.WriteString("; ")
+		}
 		if x.Field != "" {
 			b.WriteString(x.Field)
 			b.WriteByte(' ')

@@ -2,17 +2,24 @@ package csispec
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// A rule is what csi.proto states about a field in a comment, where no
-// reflection finds it.
+// A rule is what a person read about a field in the comments of csi.proto.
 type rule struct {
 	required    bool // must be set; an element of a list must not be empty
 	path        bool // an absolute path of the file system that the plugin sees
 	nonNegative bool
-	noControls  bool // a name: no control characters
-	max         int  // limit in bytes where it is not the general one
+	positive    bool
+	noControls  bool     // a name: no control characters
+	max         int      // limit in bytes where it is not the general one
+	gate        features // what the plugin must have for it
 }
 
-// rules are the fields of CSI v1.13 that have any. Required bools and numbers
+const (
+	unlimited = -1 // the elements of a list that has a limit as a whole
+	nodeIDMax = 256
+)
+
+// rules are the fields of CSI v1.13 that have any, collected by hand and so apart
+// from what the generator makes of the same comments. Required bools and numbers
 // are left out: their zero value is legal and cannot be told from absence.
 var rules = map[protoreflect.FullName]rule{
 	"csi.v1.GetPluginInfoResponse.name":           {required: true, max: 63},
@@ -169,7 +176,7 @@ var rules = map[protoreflect.FullName]rule{
 	"csi.v1.GetVolumeGroupSnapshotResponse.group_snapshot": {required: true},
 
 	"csi.v1.BlockMetadata.byte_offset": {nonNegative: true},
-	"csi.v1.BlockMetadata.size_bytes":  {nonNegative: true},
+	"csi.v1.BlockMetadata.size_bytes":  {positive: true},
 
 	"csi.v1.GetMetadataAllocatedRequest.snapshot_id":     {required: true},
 	"csi.v1.GetMetadataAllocatedRequest.starting_offset": {nonNegative: true},
@@ -185,4 +192,25 @@ var rules = map[protoreflect.FullName]rule{
 
 	"csi.v1.GetMetadataDeltaResponse.block_metadata_type":   {required: true},
 	"csi.v1.GetMetadataDeltaResponse.volume_capacity_bytes": {nonNegative: true},
+
+	"csi.v1.PluginCapability.Service.type":             {required: true},
+	"csi.v1.PluginCapability.VolumeExpansion.type":     {required: true},
+	"csi.v1.ControllerServiceCapability.RPC.type":      {required: true},
+	"csi.v1.GroupControllerServiceCapability.RPC.type": {required: true},
+	"csi.v1.NodeServiceCapability.RPC.type":            {required: true},
+
+	"csi.v1.CreateVolumeRequest.accessibility_requirements":       {gate: volumeTopology},
+	"csi.v1.CreateVolumeRequest.mutable_parameters":               {gate: modifyVolume},
+	"csi.v1.ValidateVolumeCapabilitiesRequest.mutable_parameters": {gate: modifyVolume},
+	"csi.v1.VolumeContentSource.snapshot":                         {gate: createSnapshot},
+	"csi.v1.VolumeContentSource.volume":                           {gate: cloneVolume},
+	"csi.v1.VolumeCapability.MountVolume.volume_mount_group":      {gate: mountGroup},
+	"csi.v1.ControllerPublishVolumeRequest.readonly":              {gate: attachReadonly},
+	"csi.v1.NodeStageVolumeRequest.publish_context":               {gate: attach},
+	"csi.v1.NodePublishVolumeRequest.publish_context":             {gate: attach},
+	"csi.v1.GetCapacityRequest.accessible_topology":               {gate: volumeTopology},
+	"csi.v1.CreateSnapshotRequest.accessibility_requirements":     {gate: snapshotTopology},
+	"csi.v1.Volume.accessible_topology":                           {gate: volumeTopology},
+	"csi.v1.Snapshot.accessible_topology":                         {gate: snapshotTopology},
+	"csi.v1.NodeGetInfoResponse.accessible_topology":              {gate: volumeTopology},
 }

@@ -1,0 +1,224 @@
+package csispec
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// Sizes in bytes that the specification sets for every field of a kind.
+const (
+	stringMax = 128
+	mapMax    = 4096
+	// pathMax is PATH_MAX of Linux without the terminating zero: the general
+	// limit of 128 is lifted for paths, up to what the system can open.
+	pathMax = 4095
+)
+
+// textRule is what a string has to be beside short enough.
+type textRule uint8
+
+const (
+	required textRule = 1 << iota
+	absolutePath
+	lenientPath // may be relative for AllowRelativeVolumePath
+	noControls
+)
+
+func (w *walker) missing(field string) { w.add(field, "required", "is required") }
+
+func (w *walker) noArm(oneof, arms string) {
+	if !w.allowUnknown {
+		w.add(oneof, "oneof", "needs exactly one of %s", arms)
+	}
+}
+
+func (w *walker) text(field, v string, limit int, r textRule) {
+	switch {
+	case v == "":
+		if r&required != 0 {
+			w.missing(field)
+		}
+	case len(v) > limit:
+		w.add(field, "size", "is %d bytes long, the limit is %d", len(v), limit)
+	case r&^required != 0:
+		w.characters(field, v, r)
+	}
+}
+
+func (w *walker) characters(field, v string, r textRule) {
+	if r&absolutePath != 0 && !absolute(v) && !(r&lenientPath != 0 && w.relativeVolumePath) {
+		w.add(field, "path-absolute", "is %s and must be an absolute path", quote(v))
+	}
+	if r&noControls != 0 {
+		for _, c := range v {
+			if isControl(c) {
+				w.add(field, "control-character", "contains the control character %U", c)
+				break
+			}
+		}
+	}
+}
+
+// texts judges the elements of a list; required means that none is empty.
+func (w *walker) texts(field string, vs []string, limit int, r textRule) {
+	for i, v := range vs {
+		switch {
+		case v == "" && r&required != 0:
+			w.add(index(field, i), "required", "is empty")
+		case len(v) > limit:
+			w.add(index(field, i), "size", "is %d bytes long, the limit is %d", len(v), limit)
+		}
+	}
+}
+
+// total judges a list whose elements share one limit.
+func (w *walker) total(field string, vs []string, limit int) {
+	size := 0
+	for _, v := range vs {
+		size += len(v)
+	}
+	if size > limit {
+		w.add(field, "size", "holds %d bytes, the limit is %d", size, limit)
+	}
+}
+
+// kubernetesPrefix begins the keys that Kubernetes adds to maps of the plugin.
+const kubernetesPrefix = "csi.storage.k8s.io/"
+
+func (w *walker) stringMap(field string, m map[string]string) {
+	size := 0
+	for k, v := range m {
+		if !strings.HasPrefix(k, kubernetesPrefix) {
+			size += len(k) + len(v)
+		}
+	}
+	w.mapSize(field, size)
+}
+
+func (w *walker) secretMap(field string, m map[string]string) {
+	size, badKeys := 0, 0
+	for k, v := range m {
+		if strings.HasPrefix(k, kubernetesPrefix) {
+			continue
+		}
+		size += len(k) + len(v)
+		if !secretKey(k) {
+			badKeys++
+		}
+	}
+	w.mapSize(field, size)
+	if badKeys > 0 {
+		// The keys are not printed: somebody may have put the secret there.
+		w.add(field, "secret-key", "has %d keys with characters other than letters, digits, '-', '_' and '.'", badKeys)
+	}
+}
+
+func (w *walker) mapSize(field string, size int) {
+	if size > mapMax {
+		w.add(field, "size", "holds %d bytes of keys and values, the limit is %d", size, mapMax)
+	}
+}
+
+// enum judges a value by the sets of declared and of alpha values.
+func (w *walker) enum(field string, v int32, declared, alpha uint64, needed bool) {
+	var bit uint64
+	if v >= 0 && v < 64 {
+		bit = 1 << v
+	}
+	switch {
+	case v == 0 && needed:
+		w.missing(field)
+	case declared&bit == 0 && !w.allowUnknown:
+		w.add(field, "enum", "has the value %d, which CSI v1.13 does not declare", v)
+	case alpha&bit != 0 && w.refuseAlpha:
+		w.add(field, "alpha", "has the value %d, which is alpha in CSI v1.13 and not accepted here", v)
+	}
+}
+
+func (w *walker) nonNegative(field string, v int64) {
+	if v < 0 {
+		w.add(field, "non-negative", "is %d and must not be negative", v)
+	}
+}
+
+func (w *walker) positive(field string, v int64) {
+	if v <= 0 {
+		w.add(field, "positive", "is %d and must be greater than zero", v)
+	}
+}
+
+// offset is nonNegative with the code that the tables of errors of both
+// SnapshotMetadata calls give to an offset.
+func (w *walker) offset(field string, v int64) {
+	if v < 0 {
+		w.addCode(codes.OutOfRange, field, "non-negative", "is %d and must not be negative", v)
+	}
+}
+
+func (w *walker) timestamp(field string, t *timestamppb.Timestamp, needed bool) {
+	if t == nil {
+		if needed {
+			w.missing(field)
+		}
+		return
+	}
+	if err := t.CheckValid(); err != nil {
+		w.add(field, "timestamp", "is not a time between the years 1 and 9999")
+	}
+}
+
+func (w *walker) alphaField(field string) {
+	w.add(field, "alpha", "is alpha in CSI v1.13 and not accepted here")
+}
+
+func (w *walker) alphaCall() {
+	w.addCode(codes.Unimplemented, "", "alpha", "belongs to a call that is alpha in CSI v1.13 and not served here")
+}
+
+// isControl tells the characters that are banned from names: controls but TAB,
+// LF and CR.
+func isControl(c rune) bool {
+	switch c {
+	case '\t', '\n', '\r':
+		return false
+	}
+	return c < 0x20 || c >= 0x7f && c <= 0x9f
+}
+
+// absolute also accepts a path without a drive letter on Windows, because the
+// kubelet there sends such paths.
+func absolute(p string) bool {
+	return os.IsPathSeparator(p[0]) || filepath.IsAbs(p)
+}
+
+// secretKey tells whether a key of a secrets map has the charset that the
+// specification gives it.
+func secretKey(k string) bool {
+	for i := range len(k) {
+		if c := k[i]; !alnum(c) && c != '-' && c != '_' && c != '.' {
+			return false
+		}
+	}
+	return k != ""
+}
+
+func alnum(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+func index(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
+
+// quote quotes s for an error text, cut to what a reader can use.
+func quote(s string) string {
+	const enough = 128
+	if len(s) > enough {
+		return strconv.Quote(s[:enough]) + "..."
+	}
+	return strconv.Quote(s)
+}
