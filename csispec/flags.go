@@ -8,15 +8,18 @@ var credentialWords = []string{"pass", "pwd", "cred", "secret", "token", "key"}
 
 // redactFlag masks what is secret in one mount flag.
 func redactFlag(flag string) string {
+	before, secret, after := cutSecret(flag)
+	if secret == "" {
+		return flag
+	}
 	var b strings.Builder
 	for {
-		before, secret, after := cutSecret(flag)
 		b.WriteString(before)
 		if secret == "" {
 			return b.String()
 		}
 		b.WriteString(mask)
-		flag = after
+		before, secret, after = cutSecret(after)
 	}
 }
 
@@ -38,26 +41,49 @@ func credential(flag string) (from, to int) {
 		if i := strings.IndexByte(flag[start:], ','); i >= 0 {
 			end = start + i
 		}
-		opt := flag[start:end]
-		sep := strings.IndexAny(opt, "=:")
-		if sep < 0 {
-			sep = strings.IndexAny(opt, " \t")
-		}
-		if sep >= 0 {
-			name := strings.ToLower(opt[:sep])
-			for _, w := range credentialWords {
-				if strings.Contains(name, w) {
-					return start + sep + 1, len(flag)
-				}
-			}
-			// mount.cifs takes user=name%password.
-			if i := strings.IndexByte(opt[sep:], '%'); i >= 0 && strings.Contains(name, "user") {
-				return start + sep + i + 1, len(flag)
-			}
+		if i := optionSecret(flag[start:end]); i >= 0 {
+			return start + i, len(flag)
 		}
 		start = end + 1
 	}
 	return len(flag), len(flag)
+}
+
+// optionSecret finds where the secret of one option begins, or -1. A name ends at
+// the first '=' or ':', and at white space: "-o password=x" is as good as
+// "password x".
+func optionSecret(opt string) int {
+	word := 0
+	for i := range len(opt) {
+		switch opt[i] {
+		case ' ', '\t', '\n', '\r', '\v', '\f':
+			if isCredential(opt[word:i]) {
+				return i + 1
+			}
+			word = i + 1
+		case '=', ':':
+			name := opt[word:i]
+			if isCredential(name) {
+				return i + 1
+			}
+			// mount.cifs takes user=name%password.
+			if j := strings.IndexByte(opt[i:], '%'); j >= 0 && strings.Contains(strings.ToLower(name), "user") {
+				return i + j + 1
+			}
+			return -1
+		}
+	}
+	return -1
+}
+
+func isCredential(name string) bool {
+	name = strings.ToLower(name)
+	for _, w := range credentialWords {
+		if strings.Contains(name, w) {
+			return true
+		}
+	}
+	return false
 }
 
 // userInfo finds what stands before the host in a URL.

@@ -130,6 +130,8 @@ func TestRedactMountFlags(t *testing.T) {
 		{"-o token=x", "-o token=***stripped***"},
 		{"access_key:x", "access_key:***stripped***"},
 		{"pwd x", "pwd ***stripped***"},
+		{"cred x=y", "cred ***stripped***"},
+		{"-o ro password\tx", "-o ro password\t***stripped***"},
 		{"password=", "password="},
 		{"user=me%x", "user=me%***stripped***"},
 		{"user=me", "user=me"},
