@@ -28,14 +28,17 @@ type Capabilities struct {
 
 // CheckCapabilities reports every contradiction among the capabilities of a
 // plugin, as a *[Violations] error that says how to mend each, or nil.
-// Capabilities that this version of CSI does not know pass.
+// Capabilities of a later version of CSI pass.
+//
+// Whether the calls that the capabilities promise are there is not visible
+// here: a server sees its own stubs.
 func CheckCapabilities(c Capabilities) error {
 	k := &checker{}
 	checkList(k, "plugin", c.Plugin)
 	checkList(k, "volume_expansion", c.Expansion)
-	checkList(k, "controller", c.Controller)
+	checkList(k, "controller", c.Controller, 11)
 	checkList(k, "group_controller", c.Group)
-	checkList(k, "node", c.Node)
+	checkList(k, "node", c.Node, 4)
 
 	hasController := slices.Contains(c.Plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE)
 	for _, s := range []struct {
@@ -125,15 +128,19 @@ func (k *checker) add(field, rule, format string, args ...any) {
 	})
 }
 
-// checkList finds what no list may hold.
+// checkList finds what no list may hold. The numbers that CSI has taken back are
+// those of VOLUME_CONDITION, gone with v1.13.
 func checkList[T interface {
 	~int32
 	String() string
-}](k *checker, list string, have []T) {
+}](k *checker, list string, have []T, removed ...T) {
 	for i, c := range have {
 		switch {
 		case c == 0:
 			k.add(list+"."+c.String(), "capability-unknown", "is not a capability: drop it")
+		case slices.Contains(removed, c):
+			k.add(list+"."+c.String(), "capability-unknown", "is VOLUME_CONDITION, which CSI v1.13 does not have any more: "+
+				"drop it, and report GET_VOLUME_HEALTH if there is a call for that")
 		case slices.Contains(have[:i], c):
 			k.add(list+"."+c.String(), "capability-duplicate", "is reported more than once: drop one")
 		}

@@ -63,6 +63,8 @@ func TestCheckCapabilities(t *testing.T) {
 		{"multi writer on one side", csispec.Capabilities{Plugin: plugin{service}, Controller: controller{multi}, Node: node{}},
 			missing("node.SINGLE_NODE_MULTI_WRITER")},
 		{"multi writer perhaps elsewhere", csispec.Capabilities{Plugin: plugin{service}, Node: node{nodeMulti}}, nil},
+		{"taken back", csispec.Capabilities{Plugin: plugin{service}, Controller: controller{11}, Node: node{4}},
+			[]string{"controller.11 capability-unknown FailedPrecondition", "node.4 capability-unknown FailedPrecondition"}},
 		{"unknown and twice", csispec.Capabilities{Plugin: plugin{0}, Node: node{nodeMulti, nodeMulti, 99}},
 			[]string{"plugin.UNKNOWN capability-unknown FailedPrecondition", "node.SINGLE_NODE_MULTI_WRITER capability-duplicate FailedPrecondition"}},
 	} {
