@@ -36,6 +36,15 @@ torture: ## the long form of the tests that kill, and that fail calls (root)
 bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils
 	$(GO) test -run '^$$' -bench . ./...
 
+.PHONY: generate
+generate: ## write csispec's rules anew from csi.proto of the spec module
+	$(GO) generate ./csispec
+
+.PHONY: test-generated
+test-generated: ## csispec's rules are those of csi.proto (fetches a proto compiler)
+	$(GO) -C hack/genspec vet ./...
+	$(GO) -C hack/genspec test -timeout 5m ./...
+
 .PHONY: lint
 lint: ## gofmt, go vet, golangci-lint
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }

@@ -30,6 +30,52 @@ func ExampleValidate() {
 	// volume_capability.access_type oneof         needs exactly one of block, mount
 }
 
+func ExampleWithCapabilities() {
+	// Made once; Validate then costs no allocation.
+	capabilities := csispec.WithCapabilities(csispec.Capabilities{
+		Plugin:     []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE},
+		Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME},
+	})
+	fmt.Println(csispec.Validate(&csi.ControllerPublishVolumeRequest{
+		VolumeId: "vol-1",
+		NodeId:   "node-1",
+		Readonly: true,
+		VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		},
+	}, capabilities))
+	// Output:
+	// invalid ControllerPublishVolumeRequest: readonly is set, but this plugin does not have the capability controller.PUBLISH_READONLY
+}
+
+func ExampleMetadataStream() {
+	stream := csispec.NewMetadataStream(&csi.GetMetadataAllocatedRequest{SnapshotId: "snap-1"})
+	for _, offset := range []int64{0, 4096, 4096} {
+		fmt.Println(stream.Next(&csi.GetMetadataAllocatedResponse{
+			BlockMetadataType:   csi.BlockMetadataType_FIXED_LENGTH,
+			VolumeCapacityBytes: 1 << 20,
+			BlockMetadata:       []*csi.BlockMetadata{{ByteOffset: offset, SizeBytes: 4096}},
+		}))
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// invalid GetMetadataAllocatedResponse: block_metadata[0] begins at 4096, before the end 8192 of the block before
+}
+
+func ExampleHistory() {
+	var h csispec.History
+	for _, pool := range []string{"ssd", "hdd"} {
+		fmt.Println(h.Observe(&csi.CreateVolumeRequest{Name: "pvc-1"}, &csi.CreateVolumeResponse{
+			Volume: &csi.Volume{VolumeId: "vol-1", VolumeContext: map[string]string{"pool": pool}},
+		}))
+	}
+	// Output:
+	// <nil>
+	// invalid CreateVolumeResponse: volume.volume_context of volume "vol-1" differs from the one before in ["pool"]
+}
+
 func ExampleRedact() {
 	req := &csi.NodeStageVolumeRequest{
 		VolumeId: "vol-1",
