@@ -5,16 +5,16 @@ import "log/slog"
 // group builds the slog value of a message. Handlers print strings, numbers and
 // groups fast; only lists of messages become JSON beforehand.
 type group struct {
-	keys  []string // to mask
-	names []string // of the messages that are open
-	attrs [][]slog.Attr
+	keys  []string      // to mask
+	attrs [][]slog.Attr // of the messages that are open
+	room  [maxDepth + 1][]slog.Attr
 }
 
 func newGroup(keys []string) *group {
-	return &group{keys: keys, names: make([]string, 0, maxDepth), attrs: make([][]slog.Attr, 0, maxDepth+1)}
+	g := &group{keys: keys}
+	g.attrs = append(g.room[:0], make([]slog.Attr, 0, 8))
+	return g
 }
-
-func (g *group) begin() { g.attrs = append(g.attrs, make([]slog.Attr, 0, 8)) }
 
 // end closes the innermost message.
 func (g *group) end() slog.Value {
@@ -74,16 +74,14 @@ func (g *group) secret(name, _ string)                    { g.text(name, mask) }
 func (g *group) masks(key string) bool { return masked(key, g.keys) }
 
 func (g *group) open(name string) {
-	g.names = append(g.names, name)
-	g.begin()
+	g.add(slog.Attr{Key: name}) // close gives it its value
+	g.attrs = append(g.attrs, make([]slog.Attr, 0, 4))
 }
 
 func (g *group) close() {
-	last := len(g.names) - 1
-	name := g.names[last]
-	g.names = g.names[:last]
 	v := g.end()
-	g.add(slog.Attr{Key: name, Value: v})
+	outer := g.attrs[len(g.attrs)-1]
+	outer[len(outer)-1].Value = v
 }
 
 func (g *group) list(name string, n int, each func(s sink, i int)) {

@@ -59,7 +59,6 @@ func (r Redacted) LogValue() slog.Value {
 		return slog.AnyValue(nil)
 	}
 	g := newGroup(r.keys)
-	g.begin()
 	visit(g, r.message)
 	return g.end()
 }
