@@ -286,16 +286,24 @@ func (w *walker) getPluginCapabilitiesResponse(m *csi.GetPluginCapabilitiesRespo
 }
 
 func (w *walker) pluginCapability(m *csi.PluginCapability) {
-	switch m.GetType().(type) {
+	arm := false
+	switch x := m.GetType().(type) {
 	case *csi.PluginCapability_Service_:
-		w.enter("service")
-		w.pluginCapabilityService(m.GetService())
-		w.leave()
+		arm = x != nil
+		if arm {
+			w.enter("service")
+			w.pluginCapabilityService(x.Service)
+			w.leave()
+		}
 	case *csi.PluginCapability_VolumeExpansion_:
-		w.enter("volume_expansion")
-		w.pluginCapabilityVolumeExpansion(m.GetVolumeExpansion())
-		w.leave()
-	default:
+		arm = x != nil
+		if arm {
+			w.enter("volume_expansion")
+			w.pluginCapabilityVolumeExpansion(x.VolumeExpansion)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("type", "service, volume_expansion")
 	}
 }
@@ -345,22 +353,30 @@ func (w *walker) createVolumeRequest(m *csi.CreateVolumeRequest) {
 }
 
 func (w *walker) volumeContentSource(m *csi.VolumeContentSource) {
-	switch m.GetType().(type) {
+	arm := false
+	switch x := m.GetType().(type) {
 	case *csi.VolumeContentSource_Snapshot:
-		if w.absent&createSnapshot != 0 {
+		arm = x != nil
+		if arm && w.absent&createSnapshot != 0 {
 			w.gated("snapshot", createSnapshot)
 		}
-		w.enter("snapshot")
-		w.volumeContentSourceSnapshotSource(m.GetSnapshot())
-		w.leave()
+		if arm {
+			w.enter("snapshot")
+			w.volumeContentSourceSnapshotSource(x.Snapshot)
+			w.leave()
+		}
 	case *csi.VolumeContentSource_Volume:
-		if w.absent&cloneVolume != 0 {
+		arm = x != nil
+		if arm && w.absent&cloneVolume != 0 {
 			w.gated("volume", cloneVolume)
 		}
-		w.enter("volume")
-		w.volumeContentSourceVolumeSource(m.GetVolume())
-		w.leave()
-	default:
+		if arm {
+			w.enter("volume")
+			w.volumeContentSourceVolumeSource(x.Volume)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("type", "snapshot, volume")
 	}
 }
@@ -384,13 +400,19 @@ func (w *walker) createVolumeResponse(m *csi.CreateVolumeResponse) {
 }
 
 func (w *walker) volumeCapability(m *csi.VolumeCapability) {
-	switch m.GetAccessType().(type) {
+	arm := false
+	switch x := m.GetAccessType().(type) {
 	case *csi.VolumeCapability_Block:
+		arm = x != nil
 	case *csi.VolumeCapability_Mount:
-		w.enter("mount")
-		w.volumeCapabilityMountVolume(m.GetMount())
-		w.leave()
-	default:
+		arm = x != nil
+		if arm {
+			w.enter("mount")
+			w.volumeCapabilityMountVolume(x.Mount)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("access_type", "block, mount")
 	}
 	if x := m.GetAccessMode(); x != nil {
@@ -697,12 +719,17 @@ func (w *walker) controllerGetCapabilitiesResponse(m *csi.ControllerGetCapabilit
 }
 
 func (w *walker) controllerServiceCapability(m *csi.ControllerServiceCapability) {
-	switch m.GetType().(type) {
+	arm := false
+	switch x := m.GetType().(type) {
 	case *csi.ControllerServiceCapability_Rpc:
-		w.enter("rpc")
-		w.controllerServiceCapabilityRPC(m.GetRpc())
-		w.leave()
-	default:
+		arm = x != nil
+		if arm {
+			w.enter("rpc")
+			w.controllerServiceCapabilityRPC(x.Rpc)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("type", "rpc")
 	}
 }
@@ -957,12 +984,17 @@ func (w *walker) nodeGetCapabilitiesResponse(m *csi.NodeGetCapabilitiesResponse)
 }
 
 func (w *walker) nodeServiceCapability(m *csi.NodeServiceCapability) {
-	switch m.GetType().(type) {
+	arm := false
+	switch x := m.GetType().(type) {
 	case *csi.NodeServiceCapability_Rpc:
-		w.enter("rpc")
-		w.nodeServiceCapabilityRPC(m.GetRpc())
-		w.leave()
-	default:
+		arm = x != nil
+		if arm {
+			w.enter("rpc")
+			w.nodeServiceCapabilityRPC(x.Rpc)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("type", "rpc")
 	}
 }
@@ -1017,12 +1049,17 @@ func (w *walker) groupControllerGetCapabilitiesResponse(m *csi.GroupControllerGe
 }
 
 func (w *walker) groupControllerServiceCapability(m *csi.GroupControllerServiceCapability) {
-	switch m.GetType().(type) {
+	arm := false
+	switch x := m.GetType().(type) {
 	case *csi.GroupControllerServiceCapability_Rpc:
-		w.enter("rpc")
-		w.groupControllerServiceCapabilityRPC(m.GetRpc())
-		w.leave()
-	default:
+		arm = x != nil
+		if arm {
+			w.enter("rpc")
+			w.groupControllerServiceCapabilityRPC(x.Rpc)
+			w.leave()
+		}
+	}
+	if !arm {
 		w.noArm("type", "rpc")
 	}
 }

@@ -228,6 +228,8 @@ func TestValidateRules(t *testing.T) {
 		{name: "mount flags reached", m: create(func(m *csi.CreateVolumeRequest) {
 			m.VolumeCapabilities[0].GetMount().MountFlags = []string{strings.Repeat("f", 4096)}
 		})},
+		{name: "nil arm", m: &csi.VolumeCapability{AccessType: (*csi.VolumeCapability_Mount)(nil), AccessMode: mountCapability().AccessMode}, want: []string{"access_type oneof"}},
+		{name: "nil in an arm", m: &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Mount{}, AccessMode: mountCapability().AccessMode}},
 		{name: "empty content source", m: create(func(m *csi.CreateVolumeRequest) { m.VolumeContentSource = &csi.VolumeContentSource{} }),
 			want: []string{"volume_content_source.type oneof"}},
 		{name: "empty snapshot source", m: create(func(m *csi.CreateVolumeRequest) {

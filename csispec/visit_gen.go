@@ -251,12 +251,12 @@ func visitGetPluginCapabilitiesResponse(s sink, m *csi.GetPluginCapabilitiesResp
 }
 
 func visitPluginCapability(s sink, m *csi.PluginCapability) {
-	if x, ok := m.GetType().(*csi.PluginCapability_Service_); ok {
+	if x, ok := m.GetType().(*csi.PluginCapability_Service_); ok && x != nil {
 		s.open("service")
 		visitPluginCapability_Service(s, x.Service)
 		s.close()
 	}
-	if x, ok := m.GetType().(*csi.PluginCapability_VolumeExpansion_); ok {
+	if x, ok := m.GetType().(*csi.PluginCapability_VolumeExpansion_); ok && x != nil {
 		s.open("volume_expansion")
 		visitPluginCapability_VolumeExpansion(s, x.VolumeExpansion)
 		s.close()
@@ -335,12 +335,12 @@ func visitCapacityRange(s sink, m *csi.CapacityRange) {
 }
 
 func visitVolumeCapability(s sink, m *csi.VolumeCapability) {
-	if x, ok := m.GetAccessType().(*csi.VolumeCapability_Block); ok {
+	if x, ok := m.GetAccessType().(*csi.VolumeCapability_Block); ok && x != nil {
 		s.open("block")
 		visitVolumeCapability_BlockVolume(s, x.Block)
 		s.close()
 	}
-	if x, ok := m.GetAccessType().(*csi.VolumeCapability_Mount); ok {
+	if x, ok := m.GetAccessType().(*csi.VolumeCapability_Mount); ok && x != nil {
 		s.open("mount")
 		visitVolumeCapability_MountVolume(s, x.Mount)
 		s.close()
@@ -374,12 +374,12 @@ func visitVolumeCapability_AccessMode(s sink, m *csi.VolumeCapability_AccessMode
 }
 
 func visitVolumeContentSource(s sink, m *csi.VolumeContentSource) {
-	if x, ok := m.GetType().(*csi.VolumeContentSource_Snapshot); ok {
+	if x, ok := m.GetType().(*csi.VolumeContentSource_Snapshot); ok && x != nil {
 		s.open("snapshot")
 		visitVolumeContentSource_SnapshotSource(s, x.Snapshot)
 		s.close()
 	}
-	if x, ok := m.GetType().(*csi.VolumeContentSource_Volume); ok {
+	if x, ok := m.GetType().(*csi.VolumeContentSource_Volume); ok && x != nil {
 		s.open("volume")
 		visitVolumeContentSource_VolumeSource(s, x.Volume)
 		s.close()
@@ -726,7 +726,7 @@ func visitControllerGetCapabilitiesResponse(s sink, m *csi.ControllerGetCapabili
 }
 
 func visitControllerServiceCapability(s sink, m *csi.ControllerServiceCapability) {
-	if x, ok := m.GetType().(*csi.ControllerServiceCapability_Rpc); ok {
+	if x, ok := m.GetType().(*csi.ControllerServiceCapability_Rpc); ok && x != nil {
 		s.open("rpc")
 		visitControllerServiceCapability_RPC(s, x.Rpc)
 		s.close()
@@ -1068,7 +1068,7 @@ func visitNodeGetCapabilitiesResponse(s sink, m *csi.NodeGetCapabilitiesResponse
 }
 
 func visitNodeServiceCapability(s sink, m *csi.NodeServiceCapability) {
-	if x, ok := m.GetType().(*csi.NodeServiceCapability_Rpc); ok {
+	if x, ok := m.GetType().(*csi.NodeServiceCapability_Rpc); ok && x != nil {
 		s.open("rpc")
 		visitNodeServiceCapability_RPC(s, x.Rpc)
 		s.close()
@@ -1139,7 +1139,7 @@ func visitGroupControllerGetCapabilitiesResponse(s sink, m *csi.GroupControllerG
 }
 
 func visitGroupControllerServiceCapability(s sink, m *csi.GroupControllerServiceCapability) {
-	if x, ok := m.GetType().(*csi.GroupControllerServiceCapability_Rpc); ok {
+	if x, ok := m.GetType().(*csi.GroupControllerServiceCapability_Rpc); ok && x != nil {
 		s.open("rpc")
 		visitGroupControllerServiceCapability_RPC(s, x.Rpc)
 		s.close()

@@ -97,23 +97,25 @@ func (w *rulesWriter) message(m *message) {
 	w.f("}\n")
 }
 
+// oneof writes a switch over the arms. A plugin that fills a response by hand can
+// put a nil pointer there, which is as good as no arm on the wire.
 func (w *rulesWriter) oneof(m *message, od protoreflect.OneofDescriptor) {
 	var names []string
-	w.f("\tswitch m.Get%s().(type) {\n", camel(string(od.Name())))
+	w.f("\tarm := false\n\tswitch x := m.Get%s().(type) {\n", camel(string(od.Name())))
 	for _, f := range m.fields {
 		if f.ContainingOneof() != od {
 			continue
 		}
 		names = append(names, string(f.Name()))
-		w.f("\tcase *%s:\n", armType(f))
+		w.f("\tcase *%s:\n\t\tarm = x != nil\n", armType(f))
 		if f.gate != "" {
-			w.f("\t\tif w.absent&%s != 0 {\n\t\t\tw.gated(%q, %s)\n\t\t}\n", f.gate, f.Name(), f.gate)
+			w.f("\t\tif arm && w.absent&%s != 0 {\n\t\t\tw.gated(%q, %s)\n\t\t}\n", f.gate, f.Name(), f.gate)
 		}
 		if sub := w.byName[f.Message().FullName()]; w.hasRules(sub) {
-			w.f("\t\tw.enter(%q)\n\t\tw.%s(%s)\n\t\tw.leave()\n", f.Name(), method(sub), getter(f))
+			w.f("\t\tif arm {\n\t\t\tw.enter(%q)\n\t\t\tw.%s(x.%s)\n\t\t\tw.leave()\n\t\t}\n", f.Name(), method(sub), camel(string(f.Name())))
 		}
 	}
-	w.f("\tdefault:\n\t\tw.noArm(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
+	w.f("\t}\n\tif !arm {\n\t\tw.noArm(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
 }
 
 func (w *rulesWriter) field(f *field) {

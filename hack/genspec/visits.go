@@ -68,7 +68,7 @@ func visitField(f func(string, ...any), fd protoreflect.FieldDescriptor) {
 	case fd.IsList() && fd.Kind() == protoreflect.StringKind:
 		f("\tif x := %s; len(x) > 0 {\n\t\ts.texts(%q, x)\n\t}\n", get, name)
 	case fd.ContainingOneof() != nil:
-		f("\tif x, ok := m.Get%s().(*%s); ok {\n\t\ts.open(%q)\n\t\tvisit%s(s, x.%s)\n\t\ts.close()\n\t}\n",
+		f("\tif x, ok := m.Get%s().(*%s); ok && x != nil {\n\t\ts.open(%q)\n\t\tvisit%s(s, x.%s)\n\t\ts.close()\n\t}\n",
 			camel(string(fd.ContainingOneof().Name())), armType(fd), name, goName(fd.Message()), camel(name))
 	case fd.Message() != nil:
 		f("\tif x := %s; x != nil {\n\t\ts.open(%q)\n\t\tvisit%s(s, x)\n\t\ts.close()\n\t}\n", get, name, goName(fd.Message()))
