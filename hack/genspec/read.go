@@ -77,8 +77,7 @@ func read(file protoreflect.FileDescriptor) (*spec, error) {
 	var errs []error
 	used := map[string]bool{}
 	alpha := alphaRequests(file)
-	var enums func(protoreflect.EnumDescriptors)
-	enums = func(es protoreflect.EnumDescriptors) {
+	enums := func(es protoreflect.EnumDescriptors) {
 		for i := range es.Len() {
 			s.enums = append(s.enums, es.Get(i))
 		}
