@@ -237,9 +237,6 @@ func checkCapability(c *csi.VolumeCapability) (accessType string, err error) {
 	if c.GetBlock() != nil {
 		return accessBlock, nil
 	}
-	if c.GetMount().GetVolumeMountGroup() != "" {
-		return "", status.Error(codes.InvalidArgument, "volume_mount_group is not supported; leave it empty")
-	}
 	fsType := cmp.Or(c.GetMount().GetFsType(), defaultFSType)
 	if !slices.Contains(fsTypes, fsType) {
 		return "", status.Errorf(codes.InvalidArgument, "fs_type %q is not supported; use one of %s", fsType, strings.Join(fsTypes, ", "))

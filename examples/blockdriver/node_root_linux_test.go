@@ -164,3 +164,26 @@ func TestExpandOnTheNode(t *testing.T) {
 	must(t, w.expandNode())
 	must(t, w.checkWritable("a"))
 }
+
+// kubelet sends the group of a pod as VOLUME_MOUNT_GROUP promises, and then does
+// not set it by itself.
+func TestMountGroup(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	c := w.capability()
+	c.GetMount().VolumeMountGroup = "4711"
+	_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: c,
+	})
+	must(t, err)
+	_, err = w.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: w.id, StagingTargetPath: w.staging(), TargetPath: w.target("a"), VolumeCapability: c,
+	})
+	must(t, err)
+	var st unix.Stat_t
+	must(t, unix.Stat(w.target("a"), &st))
+	if st.Gid != 4711 || st.Mode&unix.S_ISGID == 0 {
+		t.Errorf("the root belongs to group %d and has mode %o", st.Gid, st.Mode)
+	}
+	must(t, w.unpublish("a"))
+	must(t, w.unstage())
+}
