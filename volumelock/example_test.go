@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -61,6 +62,24 @@ func ExampleHeld_Park() {
 	// node_volume "vol-1" exclusive NodeStageVolume parked: true
 	// expand refused: true
 	// retry of stage: context deadline exceeded
+}
+
+// A job of the driver's own rather waits than to be told to come again.
+func ExampleTable_AcquireWait() {
+	var locks volumelock.Table
+	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "vol-1"}}
+
+	snapshot, _ := locks.Acquire(volumelock.Op{RPC: "CreateSnapshot"}, volumelock.Request{Key: volume.Key, Mode: volumelock.Shared})
+	go snapshot.Release()
+
+	trim, err := locks.AcquireWait(context.Background(), time.Minute, volumelock.Op{RPC: "trim"}, volume)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer trim.Release()
+	fmt.Println(locks.Snapshot()[0].Op.RPC)
+	// Output: trim
 }
 
 // A server of which no two calls work on the same volume, target or name.

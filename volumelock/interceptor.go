@@ -33,8 +33,8 @@ func WithPolicy(p Policy) Option {
 
 // WithWait lets a call wait up to limit for keys that are busy before it is
 // refused. Without it, and with 0 or less, calls are refused at once. The wait
-// also ends with the call's context, and is not made for parked keys. Stay well
-// below the CO's deadline, 2 minutes for kubelet: the wait counts against it.
+// also ends with the call's context, and is not made for parked keys; see
+// [Table.AcquireWait]. Stay well below the CO's deadline, 2 minutes for kubelet: the wait counts against it.
 func WithWait(limit time.Duration) Option {
 	return option(func(c *config) { c.wait = limit })
 }
@@ -72,7 +72,7 @@ func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerIntercepto
 			return handler(ctx, req)
 		}
 		op := Op{RPC: path.Base(info.FullMethod), RequestID: c.requestID(ctx)}
-		held, err := acquire(ctx, t, c.wait, op, reqs)
+		held, err := c.acquire(ctx, t, op, reqs)
 		if err != nil {
 			return nil, err
 		}
@@ -86,10 +86,9 @@ func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerIntercepto
 	}
 }
 
-func acquire(ctx context.Context, t *Table, wait time.Duration, op Op, reqs []Request) (*Held, error) {
-	held, err := t.Acquire(op, reqs...)
-	if err == nil || wait <= 0 {
-		return held, err
+func (c *config) acquire(ctx context.Context, t *Table, op Op, reqs []Request) (Held, error) {
+	if c.wait <= 0 {
+		return t.Acquire(op, reqs...)
 	}
-	return t.acquireWait(ctx, wait, op, reqs)
+	return t.AcquireWait(ctx, c.wait, op, reqs...)
 }

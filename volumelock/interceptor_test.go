@@ -192,27 +192,27 @@ func TestInterceptorWait(t *testing.T) {
 		name   string
 		method string
 		req    any
-		during func(h *volumelock.Held, cancel func(), pending <-chan struct{}) // while the call waits
+		during func(h volumelock.Held, cancel func(), pending <-chan struct{}) // while the call waits
 		took   time.Duration
 		busy   bool
 	}{
-		{"released in time", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), _ <-chan struct{}) {
+		{"released in time", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h volumelock.Held, _ func(), _ <-chan struct{}) {
 			time.Sleep(3 * time.Second)
 			h.Release()
 		}, 3 * time.Second, false},
-		{"not released", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), _ <-chan struct{}) {
+		{"not released", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h volumelock.Held, _ func(), _ <-chan struct{}) {
 			time.Sleep(limit + time.Second)
 			h.Release()
 		}, limit, true},
-		{"the caller gives up", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(_ *volumelock.Held, cancel func(), _ <-chan struct{}) {
+		{"the caller gives up", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(_ volumelock.Held, cancel func(), _ <-chan struct{}) {
 			time.Sleep(2 * time.Second)
 			cancel()
 		}, 2 * time.Second, true},
-		{"parked meanwhile", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h *volumelock.Held, _ func(), pending <-chan struct{}) {
+		{"parked meanwhile", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(h volumelock.Held, _ func(), pending <-chan struct{}) {
 			time.Sleep(time.Second)
 			h.Park(pending)
 		}, time.Second, true},
-		{"parked meanwhile, and passed", csi.Node_NodeUnstageVolume_FullMethodName, unstageRequest, func(h *volumelock.Held, _ func(), pending <-chan struct{}) {
+		{"parked meanwhile, and passed", csi.Node_NodeUnstageVolume_FullMethodName, unstageRequest, func(h volumelock.Held, _ func(), pending <-chan struct{}) {
 			time.Sleep(time.Second)
 			h.Park(pending)
 		}, time.Second, false},

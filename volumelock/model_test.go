@@ -17,7 +17,7 @@ import (
 type model struct{ holds []*modelHold }
 
 type modelHold struct {
-	held    *volumelock.Held
+	held    volumelock.Held
 	rpc     string
 	modes   map[volumelock.Key]volumelock.Mode
 	pending chan struct{} // nil: not parked
@@ -113,6 +113,7 @@ func runModel(t *testing.T, seed uint64) {
 		table   volumelock.Table
 		m       model
 		pending []chan struct{}
+		ended   []volumelock.Held // must have no say any more
 	)
 	const steps = 400
 	for step := range steps {
@@ -143,6 +144,7 @@ func runModel(t *testing.T, seed uint64) {
 			h := active[rnd.IntN(len(active))]
 			h.held.Release()
 			m.remove(h)
+			ended = append(ended, h.held)
 			did = fmt.Sprint("release ", h.rpc, h.modes)
 		case n < 9 && len(active) > 0:
 			h := active[rnd.IntN(len(active))]
@@ -152,6 +154,7 @@ func runModel(t *testing.T, seed uint64) {
 			c := pending[rnd.IntN(len(pending))]
 			h.held.Park(c)
 			m.park(h, c)
+			ended = append(ended, h.held)
 			did = fmt.Sprint("park ", h.rpc, h.modes)
 		case len(pending) > 0:
 			i := rnd.IntN(len(pending))
@@ -165,6 +168,11 @@ func runModel(t *testing.T, seed uint64) {
 				}
 			}
 			did = "end of pending work"
+		}
+		if len(ended) > 0 {
+			h := ended[rnd.IntN(len(ended))]
+			h.Release()
+			h.Park(make(chan struct{}))
 		}
 		if got, want := tableString(&table), m.String(); got != want {
 			t.Fatalf("seed %d, step %d, after %s: table holds\n%s\nwant\n%s", seed, step, did, got, want)

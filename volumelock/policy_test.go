@@ -2,6 +2,10 @@ package volumelock_test
 
 import (
 	"fmt"
+	"os"
+	"path"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -162,6 +166,53 @@ func TestDefaultPolicy(t *testing.T) {
 				t.Errorf("no case for %s", full)
 			}
 		}
+	}
+}
+
+// The table in the package's documentation is what DefaultPolicy does.
+func TestDocumentedPolicy(t *testing.T) {
+	type line map[volumelock.Kind]string // "", "+" or "±"
+	want := map[string]line{}
+	for _, tt := range policyCases() {
+		for _, r := range volumelock.DefaultPolicy(tt.method, tt.req) {
+			rpc := path.Base(tt.method)
+			if want[rpc] == nil {
+				want[rpc] = line{}
+			}
+			mode := map[volumelock.Mode]string{volumelock.Exclusive: "", volumelock.Shared: "+"}[r.Mode]
+			if before, ok := want[rpc][r.Key.Kind]; ok && before != mode {
+				mode = "±"
+			}
+			want[rpc][r.Key.Kind] = mode
+		}
+	}
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]volumelock.Kind{}
+	for k := volumelock.Volume; k <= volumelock.GroupName; k++ {
+		kinds[k.String()] = k
+	}
+	got := map[string]line{}
+	remark := regexp.MustCompile(` \([^)]*\)`)
+	for text := range strings.Lines(string(doc)) {
+		words := strings.Fields(remark.ReplaceAllString(text, ""))
+		if !strings.HasPrefix(text, "//\t") || len(words) < 3 {
+			continue
+		}
+		l := line{}
+		for _, w := range words[2:] {
+			kind := strings.TrimLeft(w, "+±")
+			if kinds[kind] == 0 {
+				t.Errorf("doc.go: there is no kind %q", kind)
+			}
+			l[kinds[kind]] = strings.TrimSuffix(w, kind)
+		}
+		got[words[1]] = l
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("doc.go says\n%v\nDefaultPolicy does\n%v", got, want)
 	}
 }
 

@@ -33,7 +33,7 @@ func sh(k volumelock.Kind, id string) volumelock.Request {
 	return volumelock.Request{Key: volumelock.Key{Kind: k, ID: id}, Mode: volumelock.Shared}
 }
 
-func mustAcquire(t *testing.T, table *volumelock.Table, op volumelock.Op, reqs ...volumelock.Request) *volumelock.Held {
+func mustAcquire(t *testing.T, table *volumelock.Table, op volumelock.Op, reqs ...volumelock.Request) volumelock.Held {
 	t.Helper()
 	h, err := table.Acquire(op, reqs...)
 	if err != nil {
@@ -46,7 +46,7 @@ func mustBeBusy(t *testing.T, table *volumelock.Table, op volumelock.Op, reqs ..
 	t.Helper()
 	h, err := table.Acquire(op, reqs...)
 	var busy *volumelock.BusyError
-	if h != nil || !errors.As(err, &busy) {
+	if h != (volumelock.Held{}) || !errors.As(err, &busy) {
 		t.Fatalf("Acquire(%v, %v) = %v, %v, want a *BusyError", op, reqs, h, err)
 	}
 	return busy
@@ -332,24 +332,63 @@ func TestParkTwice(t *testing.T) {
 	})
 }
 
+// Nothing but a few buckets per shard outlives a burst of a million keys, held at
+// once or one after the other.
 func TestNothingRetained(t *testing.T) {
+	burst := 1_000_000
+	if raceDetector {
+		burst /= 10 // it takes its time
+	}
+	heap := func() int64 {
+		for range 3 { // a sync.Pool gives up what it has at the second collection
+			runtime.GC()
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
 	var table volumelock.Table
-	if hasMap, _, _ := volumelock.Retained(&table); hasMap {
-		t.Error("a new table has a map")
+	before := heap()
+	taken := make([]volumelock.Held, 0, burst)
+	for i := range burst {
+		taken = append(taken, mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, strconv.Itoa(i))))
+		mustAcquire(t, &table, stage, ex(volumelock.Volume, strconv.Itoa(i))).Release()
 	}
-	var holds []*volumelock.Held
-	for i := range 10_000 {
-		holds = append(holds, mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, fmt.Sprint(i))))
+	if buckets, keys, _ := volumelock.Retained(&table); keys != burst || buckets < burst {
+		t.Errorf("%d buckets for %d keys, want %d keys and no less buckets", buckets, keys, burst)
 	}
-	for _, h := range holds {
+	for _, h := range taken {
 		h.Release()
 	}
-	if hasMap, _, _ := volumelock.Retained(&table); hasMap {
-		t.Error("the map outlives a burst")
+	taken = nil
+	if buckets, _, _ := volumelock.Retained(&table); buckets > volumelock.IdleBuckets {
+		t.Errorf("%d buckets outlive a burst, want at most %d", buckets, volumelock.IdleBuckets)
+	}
+	if left := heap() - before; left > 256<<10 {
+		t.Errorf("%d KiB outlive a burst", left>>10)
 	}
 	// And it works afterwards.
 	mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v")).Release()
 	mustBeIdle(t, &table)
+}
+
+// Set in the race detector's build, where a sync.Pool forgets at random.
+var raceDetector bool
+
+func TestNoAllocation(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector makes pools forget")
+	}
+	var table volumelock.Table
+	if err := table.Instrument(nil); err != nil {
+		t.Fatal(err)
+	}
+	keys := []volumelock.Request{ex(volumelock.Target, "/t"), sh(volumelock.NodeVolume, "v"), sh(volumelock.Volume, "v"), sh(volumelock.Volume, "v")}
+	for n := range len(keys) + 1 {
+		if allocs := testing.AllocsPerRun(1000, func() { mustAcquire(t, &table, stage, keys[:n]...).Release() }); allocs != 0 {
+			t.Errorf("%d keys: %v allocations", n, allocs)
+		}
+	}
 }
 
 func TestVolumeNodeKey(t *testing.T) {
@@ -381,19 +420,37 @@ func TestNames(t *testing.T) {
 }
 
 // 10 000 goroutines fight for few keys; each one checks, while it holds some, that
-// nobody else does who should not.
+// nobody else does who should not. A few of them wait, and a few park.
 func TestStress(t *testing.T) {
 	const goroutines, rounds = 10_000, 5
 	var table volumelock.Table
 	var guards [16]sync.RWMutex // only tried: the table has to make that succeed
-	var taken atomic.Int64
+	var taken, waited atomic.Int64
 	try := func(i int, reqs []volumelock.Request, ids []int) {
-		h, err := table.Acquire(stage, reqs...)
+		var h volumelock.Held
+		var err error
+		op := volumelock.Op{RPC: strconv.Itoa(i)} // no retry of another one
+		if i%100 == 0 {
+			h, err = table.AcquireWait(t.Context(), time.Minute, op, reqs...)
+			if err == nil {
+				waited.Add(1)
+			}
+		} else {
+			h, err = table.Acquire(op, reqs...)
+		}
 		if err != nil {
 			return
 		}
-		defer h.Release()
 		taken.Add(1)
+		defer func() {
+			if i%50 == 0 {
+				pending := make(chan struct{})
+				h.Park(pending)
+				defer close(pending)
+			}
+			h.Release()
+			h.Release() // void, whoever has the keys by now
+		}()
 		for j, id := range ids {
 			lock, unlock := guards[id].TryLock, guards[id].Unlock
 			if reqs[j].Mode == volumelock.Shared {
@@ -401,7 +458,7 @@ func TestStress(t *testing.T) {
 			}
 			if !lock() {
 				t.Errorf("goroutine %d: key %d taken %v beside another holder", i, id, reqs[j].Mode)
-				return
+				continue
 			}
 			defer unlock() // before Release
 		}
@@ -423,8 +480,11 @@ func TestStress(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if taken.Load() == 0 {
-		t.Error("nobody got a key")
+	if taken.Load() == 0 || waited.Load() == 0 {
+		t.Errorf("%d got keys, %d by waiting", taken.Load(), waited.Load())
+	}
+	for parked := len(table.Snapshot()); parked > 0; parked = len(table.Snapshot()) {
+		runtime.Gosched() // until the goroutines of the last ones that parked have run
 	}
 	mustBeIdle(t, &table)
 }

@@ -1,0 +1,70 @@
+package volumelock
+
+// Park keeps the keys held until pending is closed, for work that goes on after
+// its call has returned. A nil channel means that nothing is pending: Park then
+// releases. After Release, or when parked already, Park does nothing.
+//
+// Parked keys are passed by an Acquire with the same Op.RPC, keys and modes, as a
+// retry has, and by one whose Op.RPC is NodeUnpublishVolume or NodeUnstageVolume.
+// They exclude all others, and those who pass them exclude each other.
+func (h Held) Park(pending <-chan struct{}) {
+	if !h.lock() {
+		return
+	}
+	if over(pending) || h.hold.hasTwin(pending) {
+		h.hold.end()
+		return
+	}
+	h.hold.pending = pending
+	h.table.unlock(h.shards)
+	h.table.serveLine() // who waits for these keys has to be told
+	go func() {
+		<-pending
+		h.table.lock(h.shards)
+		h.hold.end()
+	}()
+}
+
+// passes reports whether h may take keys that other, being parked, holds.
+func (h *hold) passes(other *hold) bool {
+	return other.pending != nil && (isTeardown(h.op.RPC) || h.repeats(other))
+}
+
+// repeats reports whether h is for the same RPC and the same keys.
+func (h *hold) repeats(other *hold) bool {
+	if h.op.RPC != other.op.RPC || len(h.slots) != len(other.slots) {
+		return false
+	}
+	for i := range h.slots { // not copied: the rest of a slot belongs to its shard
+		if h.slots[i].Request != other.slots[i].Request {
+			return false
+		}
+	}
+	return true
+}
+
+// hasTwin reports whether a repeat of h is parked for the same work. Without it
+// each retry would park once more, every two minutes for as long as a server is
+// away. The shards are locked.
+func (h *hold) hasTwin(pending <-chan struct{}) bool {
+	first := &h.slots[0]
+	for s := first.next; s != first; s = s.next {
+		if s.hold.pending == pending && h.repeats(s.hold) {
+			return true
+		}
+	}
+	return false
+}
+
+// over reports whether no work is left behind pending.
+func over(pending <-chan struct{}) bool {
+	if pending == nil {
+		return true
+	}
+	select {
+	case <-pending:
+		return true
+	default:
+		return false
+	}
+}

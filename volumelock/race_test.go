@@ -1,0 +1,5 @@
+//go:build race
+
+package volumelock_test
+
+func init() { raceDetector = true }

@@ -1,0 +1,156 @@
+package volumelock
+
+import (
+	"hash/maphash"
+	"math/bits"
+	"sync"
+	"time"
+)
+
+// A Table is cut into shards, each with a lock of its own, so that calls for
+// different volumes do not queue for one mutex. Whoever needs several shards
+// locks them in ascending order: that alone keeps the locks from deadlock.
+const shardCount = 64 // as many as a shardSet has bits
+
+// shard is a hash table whose entries are the slots themselves. A map of Go
+// would hash each key three times for a take and a release, and would keep the
+// buckets of its largest burst.
+type shard struct {
+	mu      sync.Mutex
+	buckets []*slot // chains of the first slots of different keys
+	keys    int     // how many keys are in the chains
+	_       [24]byte
+}
+
+// minBuckets are kept when a shard is idle: 4 KiB for all shards together.
+const minBuckets = 8
+
+// slot is one key of one hold. What follows hold is guarded by the shard's lock.
+type slot struct {
+	Request
+	hash uint64
+	hold *hold
+
+	asked      time.Duration // when somebody first wanted the key in vain; 0: nobody
+	chain      *slot         // the next key in the bucket, if this is the first slot of its key
+	prev, next *slot         // the ring of slots on the same key: Exclusive ones first
+}
+
+// shardSet is a set of shards, a bit for each.
+type shardSet uint64
+
+var seed = maphash.MakeSeed()
+
+func (k Key) hash() uint64 {
+	// Multiplied, since the kinds of one ID must not be neighbours: neighbours
+	// share a shard.
+	return maphash.String(seed, k.ID) ^ uint64(k.Kind)*0x9e3779b97f4a7c15
+}
+
+// shardOf takes the high bits of the hash, for the buckets use the low ones.
+func shardOf(hash uint64) int { return int(hash >> 58) }
+
+func (t *Table) lock(set shardSet) {
+	for ; set != 0; set &= set - 1 {
+		t.shards[bits.TrailingZeros64(uint64(set))].mu.Lock()
+	}
+}
+
+func (t *Table) unlock(set shardSet) {
+	for ; set != 0; set &= set - 1 {
+		t.shards[bits.TrailingZeros64(uint64(set))].mu.Unlock()
+	}
+}
+
+// insert adds s to those who hold its key, or returns a slot that keeps it out.
+func (sh *shard) insert(s *slot) (blocker *slot) {
+	if len(sh.buckets) == 0 {
+		sh.buckets = make([]*slot, minBuckets)
+	}
+	link := &sh.buckets[s.hash&uint64(len(sh.buckets)-1)]
+	for *link != nil && ((*link).hash != s.hash || (*link).Key != s.Key) {
+		link = &(*link).chain
+	}
+	first := *link
+	if first == nil {
+		s.prev, s.next = s, s
+		*link = s
+		if sh.keys++; sh.keys > len(sh.buckets) {
+			sh.resize(2 * len(sh.buckets))
+		}
+		return nil
+	}
+	if blocker := s.blockerAmong(first); blocker != nil {
+		return blocker
+	}
+	s.prev, s.next = first.prev, first // first's predecessor is the end of the ring
+	s.prev.next, s.next.prev = s, s
+	if s.Mode == Exclusive {
+		s.chain, first.chain = first.chain, nil
+		*link = s
+	}
+	return nil
+}
+
+// remove takes s out.
+func (sh *shard) remove(s *slot) {
+	link := &sh.buckets[s.hash&uint64(len(sh.buckets)-1)]
+	for *link != nil && *link != s {
+		link = &(*link).chain
+	}
+	s.prev.next, s.next.prev = s.next, s.prev
+	switch {
+	case *link == nil: // not the first of its key
+	case s.next != s:
+		s.next.chain = s.chain
+		*link = s.next
+	default:
+		*link = s.chain
+		if sh.keys--; sh.keys < len(sh.buckets)/4 && len(sh.buckets) > minBuckets {
+			sh.resize(len(sh.buckets) / 2)
+		}
+	}
+}
+
+func (sh *shard) resize(n int) {
+	old := sh.buckets
+	sh.buckets = make([]*slot, n)
+	for _, s := range old {
+		for s != nil {
+			next := s.chain
+			bucket := &sh.buckets[s.hash&uint64(n-1)]
+			s.chain, *bucket = *bucket, s
+			s = next
+		}
+	}
+}
+
+// blockerAmong returns the oldest of those on its key that keep s from being
+// taken, or nil. first is the first slot of that key.
+func (s *slot) blockerAmong(first *slot) (oldest *slot) {
+	if s.Mode == Shared && first.Mode == Shared {
+		return nil // without a walk past all pods of an RWX volume
+	}
+	other := first
+	for {
+		alone := s.Mode == Exclusive || other.Mode == Exclusive
+		if alone && !s.hold.passes(other.hold) && (oldest == nil || other.hold.since < oldest.hold.since) {
+			oldest = other
+		}
+		if other = other.next; other == first {
+			return oldest
+		}
+	}
+}
+
+// each calls f for every slot. The shard is locked.
+func (sh *shard) each(f func(*slot)) {
+	for _, first := range sh.buckets {
+		for ; first != nil; first = first.chain {
+			f(first)
+			for s := first.next; s != first; s = s.next {
+				f(s)
+			}
+		}
+	}
+}

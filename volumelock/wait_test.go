@@ -1,0 +1,244 @@
+package volumelock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/csikit/csikit/volumelock"
+)
+
+// lineModel says naively who holds and who waits. Callers are numbered in order
+// of arrival.
+type lineModel struct {
+	reqs             [][]volumelock.Request
+	holding, waiting []int
+}
+
+func (m *lineModel) conflict(a, b int) bool {
+	for _, x := range m.reqs[a] {
+		for _, y := range m.reqs[b] {
+			if x.Key == y.Key && (x.Mode == volumelock.Exclusive || y.Mode == volumelock.Exclusive) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *lineModel) settle() {
+	waiting := m.waiting
+	m.waiting = nil
+	for _, c := range waiting {
+		blocks := func(other int) bool { return m.conflict(c, other) }
+		if slices.ContainsFunc(m.holding, blocks) || slices.ContainsFunc(m.waiting, blocks) {
+			m.waiting = append(m.waiting, c)
+		} else {
+			m.holding = append(m.holding, c)
+		}
+	}
+}
+
+func (m *lineModel) arrive(c int) {
+	m.waiting = append(m.waiting, c)
+	m.settle()
+}
+
+// end is the release of a caller that holds, and the end of patience of another.
+func (m *lineModel) end(c int) {
+	is := func(other int) bool { return other == c }
+	m.holding = slices.DeleteFunc(m.holding, is)
+	m.waiting = slices.DeleteFunc(m.waiting, is)
+	m.settle()
+}
+
+// schedules lists every order of arrivals (n is caller n) and ends (^n) in which
+// the callers arrive in order of their numbers.
+func schedules(callers int) (all [][]int) {
+	var walk func(done, open []int, arrived int)
+	walk = func(done, open []int, arrived int) {
+		if arrived == callers && len(open) == 0 {
+			all = append(all, slices.Clone(done))
+			return
+		}
+		if arrived < callers {
+			walk(append(slices.Clip(done), arrived), append(slices.Clip(open), arrived), arrived+1)
+		}
+		for i, c := range open {
+			walk(append(slices.Clip(done), ^c), slices.Delete(slices.Clone(open), i, i+1), arrived)
+		}
+	}
+	walk(nil, nil, 0)
+	return all
+}
+
+// Every schedule of a few callers that wait, for every choice of keys and modes:
+// after each step those hold keys who do in the model. In particular somebody
+// holds keys whenever somebody waits, and nobody is overtaken in vain.
+func TestWaitExhaustively(t *testing.T) {
+	const k = volumelock.Volume
+	choices := [][]volumelock.Request{
+		{ex(k, "a")},
+		{sh(k, "a")},
+		{ex(k, "b")},
+		{ex(k, "b"), ex(k, "a")},
+		{sh(k, "a"), sh(k, "b")},
+		{sh(k, "a"), ex(k, "b")},
+		{ex(k, "a"), sh(k, "b")},
+		{sh(k, "b")},
+	}
+	for _, tt := range []struct{ callers, choices int }{{3, len(choices)}, {4, 4}} {
+		t.Run(fmt.Sprint(tt.callers, " callers"), func(t *testing.T) {
+			if testing.Short() && tt.callers > 3 {
+				t.Skip("takes seconds")
+			}
+			synctest.Test(t, func(t *testing.T) {
+				orders := schedules(tt.callers)
+				reqs := make([][]volumelock.Request, tt.callers)
+				combinations := 1
+				for range reqs {
+					combinations *= tt.choices
+				}
+				for n := range combinations {
+					for c := range reqs {
+						reqs[c] = choices[n%tt.choices]
+						n /= tt.choices
+					}
+					for _, order := range orders {
+						runSchedule(t, reqs, order)
+					}
+				}
+			})
+		})
+	}
+}
+
+func runSchedule(t *testing.T, reqs [][]volumelock.Request, order []int) {
+	var table volumelock.Table
+	var mu sync.Mutex
+	var holding []int
+	model := lineModel{reqs: reqs}
+	ends := make([]func(), len(reqs))
+	for step, c := range order {
+		if c >= 0 {
+			ctx, end := context.WithCancel(t.Context())
+			ends[c] = end
+			go func() {
+				h, err := table.AcquireWait(ctx, time.Hour, volumelock.Op{RPC: fmt.Sprint(c)}, reqs[c]...)
+				if err != nil {
+					return
+				}
+				mu.Lock()
+				holding = append(holding, c)
+				mu.Unlock()
+				<-ctx.Done()
+				mu.Lock()
+				holding = slices.DeleteFunc(holding, func(other int) bool { return other == c })
+				mu.Unlock()
+				h.Release()
+			}()
+			model.arrive(c)
+		} else {
+			ends[^c]()
+			model.end(^c)
+		}
+		synctest.Wait()
+		mu.Lock()
+		slices.Sort(holding)
+		slices.Sort(model.holding)
+		if !slices.Equal(holding, model.holding) {
+			t.Fatalf("%v in the order %v: after step %d %v hold keys, want %v", reqs, order, step, holding, model.holding)
+		}
+		if len(holding) == 0 && len(model.waiting) > 0 {
+			t.Fatalf("%v in the order %v: after step %d nobody holds a key and %v wait", reqs, order, step, model.waiting)
+		}
+		mu.Unlock()
+	}
+	mustBeIdle(t, &table)
+}
+
+// A call that excludes others gets its turn, however many come and go that share.
+func TestWaitIsFair(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var table volumelock.Table
+		ctx, stop := context.WithCancel(t.Context())
+		var readers sync.WaitGroup
+		for i := range 20 {
+			readers.Go(func() {
+				time.Sleep(time.Duration(i) * 50 * time.Millisecond)
+				for ctx.Err() == nil {
+					h, err := table.AcquireWait(ctx, time.Minute, publish, sh(volumelock.NodeVolume, "v"))
+					if err != nil {
+						continue
+					}
+					time.Sleep(time.Second)
+					h.Release()
+				}
+			})
+		}
+		time.Sleep(10*time.Second + 10*time.Millisecond)
+		began := time.Now()
+		h, err := table.AcquireWait(ctx, time.Minute, unstage, ex(volumelock.NodeVolume, "v"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("took %v, want no more than those need who came before", took)
+		}
+		h.Release()
+		stop()
+		readers.Wait()
+		mustBeIdle(t, &table)
+	})
+}
+
+// Who waited in vain for one that only waits as well is told so.
+func TestWaitNamesWhoComesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var table volumelock.Table
+		volume, target := ex(volumelock.NodeVolume, "v"), ex(volumelock.Target, "/t")
+		h := mustAcquire(t, &table, publish, sh(volumelock.NodeVolume, "v"))
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			got, err := table.AcquireWait(t.Context(), time.Hour, volumelock.Op{RPC: "NodeUnstageVolume", RequestID: "7"}, volume, target)
+			if err != nil {
+				t.Error(err)
+			}
+			got.Release()
+		})
+		time.Sleep(20 * time.Second)
+		_, err := table.AcquireWait(t.Context(), 10*time.Second, publish, target)
+		var busy *volumelock.BusyError
+		if !errors.As(err, &busy) || !busy.Waiting || busy.Age != 30*time.Second {
+			t.Errorf("%+v, want the one that waits, for 30s", err)
+		}
+		if want := `NodePublishVolume: target_path "/t" has been waited for by NodeUnstageVolume (request 7) for 30s, which comes first; retry`; err.Error() != want {
+			t.Errorf("text  %v\nwant  %s", err, want)
+		}
+		// Acquire does not wait, and not for its turn either.
+		mustAcquire(t, &table, publish, target).Release()
+
+		// While the holder itself is named with how long it has been in the way.
+		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.NodeVolume, "v"), ex(volumelock.Volume, "v"))
+		if !errors.As(err, &busy) || !busy.Waiting {
+			t.Errorf("%v, want the one that waits", err)
+		}
+		_, err = table.Acquire(stage, volume)
+		if !errors.As(err, &busy) || busy.Waiting || busy.Asked != 30*time.Second ||
+			!strings.Contains(err.Error(), "is held by NodePublishVolume for 30s and refused to others for 30s; retry") {
+			t.Errorf("%+v, want the holder, asked in vain for 30s", err)
+		}
+		if s := table.Snapshot(); len(s) != 1 || time.Since(s[0].Asked) != 30*time.Second {
+			t.Errorf("Snapshot = %+v, want one key, asked for since 30s", s)
+		}
+		h.Release()
+		waiting.Wait()
+		mustBeIdle(t, &table)
+	})
+}
