@@ -8,10 +8,12 @@ import (
 )
 
 // Policy says which keys a call needs; none for nil. fullMethod is gRPC's name
-// of the method, req its request message.
+// of the method, req its request message. A driver that needs other keys for some
+// RPCs decides those and leaves the rest to [DefaultPolicy].
 type Policy func(fullMethod string, req any) []Request
 
-// DefaultPolicy knows every RPC of CSI v1.13; a method outside CSI needs no keys.
+// DefaultPolicy knows every RPC of CSI v1.13, as the table at the top of this
+// package's documentation lists them; a method outside CSI needs no keys.
 // It panics when req is not the request of that method. A key whose ID is empty
 // in the request is left out: such a request is invalid, not busy.
 //
