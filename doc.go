@@ -5,6 +5,7 @@
 //	csiserver   a gRPC server on a unix socket: logging, recovery, validation, graceful stop, Identity built in
 //	csispec     the rules of CSI v1.13: Validate a message, Redact it for a log
 //	volumelock  locks shaped like CSI, as a table and as a gRPC interceptor
+//	topology    segments, and choosing a place as the specification words requisite and preferred
 //	nodeops     stage, publish, unpublish, unstage, expand and measure a volume on a Linux node
 //	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
 //	loopdev     loop devices found again by their backing file

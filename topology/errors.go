@@ -1,0 +1,40 @@
+package topology
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Error says what could not be done and why.
+type Error struct {
+	Op   string // "choose a place"
+	Code codes.Code
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Op + ": " + e.Err.Error() }
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// GRPCStatus returns Code and the text.
+func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Error()) }
+
+func fail(code codes.Code, op, format string, args ...any) error {
+	return &Error{Op: op, Code: code, Err: fmt.Errorf(format, args...)}
+}
+
+func invalid(op, format string, args ...any) error {
+	return fail(codes.InvalidArgument, op, format, args...)
+}
+
+// quote cuts what may be of any length.
+func quote(s string) string {
+	const most = 80
+	if len(s) > most {
+		return fmt.Sprintf("%q...", s[:most])
+	}
+	return fmt.Sprintf("%q", s)
+}
