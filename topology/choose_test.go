@@ -389,7 +389,7 @@ func (n *naive) choose() (best []int) {
 
 func TestChooseAgainstNaive(t *testing.T) {
 	seed := rand.Uint64()
-	for run := range uint64(20_000) {
+	for run := range uint64(10_000) {
 		rnd := rand.New(rand.NewPCG(seed, run))
 		// With all keys everywhere, as plugins and provisioner have it, the choice
 		// is determined. With some left out only whether there is one is.

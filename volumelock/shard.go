@@ -17,9 +17,9 @@ const shardCount = 64 // as many as a shardSet has bits
 // buckets of its largest burst.
 type shard struct {
 	mu      sync.Mutex
-	buckets []*slot // chains of the first slots of different keys
-	keys    int     // how many keys are in the chains
-	_       [24]byte
+	buckets []*slot  // chains of the first slots of different keys
+	keys    int      // how many keys are in the chains
+	_       [24]byte // so that no two shards share a cache line
 }
 
 // minBuckets are kept when a shard is idle: 4 KiB for all shards together.
@@ -42,8 +42,8 @@ type shardSet uint64
 var seed = maphash.MakeSeed()
 
 func (k Key) hash() uint64 {
-	// Multiplied, since the kinds of one ID must not be neighbours: neighbours
-	// share a shard.
+	// Multiplied, so that the kinds of one ID differ in the high bits as well, of
+	// which shardOf makes use.
 	return maphash.String(seed, k.ID) ^ uint64(k.Kind)*0x9e3779b97f4a7c15
 }
 

@@ -81,7 +81,7 @@ func (t *Table) Acquire(op Op, reqs ...Request) (Held, error) {
 	return h.handle(), nil
 }
 
-// Release frees the keys. Further calls do nothing, on no copy, nor does Release
+// Release frees the keys. Further calls, on any copy, do nothing, nor does Release
 // after Park: it can always be deferred.
 func (h Held) Release() {
 	if h.lock() {
