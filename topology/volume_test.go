@@ -26,16 +26,17 @@ func TestAccessible(t *testing.T) {
 }
 
 func TestCapacity(t *testing.T) {
-	const from = "a:zone=z1,host=n1:10 b:zone=z1,host=n2:20:15 c:zone=z2,host=n3:7 d::1"
+	const from = "a:zone=z1,host=n1:10 b:zone=z1,host=n2:20:15 c:zone=z2,host=n3:7 d::1 e:zone=z4:3:9"
 	tests := []struct {
 		at           string
 		sum, largest int64
 	}{
-		{"", 38, 15},
+		{"", 41, 15},
 		{"zone=z1", 31, 15},
 		{"zone=z1,host=n1", 11, 10},
 		{"zone=z2,host=n3", 8, 7},
 		{"zone=z3", 1, 1},
+		{"zone=z4", 4, 3},
 		{"host=n2", 21, 15},
 	}
 	for _, tt := range tests {

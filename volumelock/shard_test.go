@@ -1,29 +1,61 @@
 package volumelock
 
 import (
+	"maps"
+	"math/rand/v2"
 	"strconv"
 	"testing"
 )
 
-// Different keys do not meet, even with the same hash.
-func TestSameHash(t *testing.T) {
-	const n = 100
-	var sh shard
-	slots := make([]slot, n)
-	for i := range slots {
-		slots[i] = slot{Request: Request{Key: Key{Kind(i % 2), strconv.Itoa(i / 2)}}, hash: 42, hold: new(hold)}
-		if sh.insert(&slots[i]) != nil {
-			t.Fatalf("key %d met another one", i)
+// Keys with the same hash, or in the same bucket, do not meet, and none gets lost
+// while others come and go.
+func TestShard(t *testing.T) {
+	seed := rand.Uint64()
+	for run := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, run))
+		var sh shard
+		in := map[*slot]bool{}
+		owner := map[Key]*slot{} // of keys that are held exclusively
+		for step := range 300 {
+			n := rnd.IntN(40)
+			s := &slot{
+				Request: Request{Key{Kind(n % 2), strconv.Itoa(n / 2)}, Mode(rnd.IntN(2))},
+				hash:    uint64(n % 5), hold: new(hold),
+			}
+			free := owner[s.Key] == nil
+			for other := range in {
+				free = free && (other.Key != s.Key || s.Mode == Shared)
+			}
+			blocker := sh.insert(s)
+			if (blocker == nil) != free || blocker != nil && blocker.Key != s.Key {
+				t.Fatalf("seed %d, run %d, step %d: insert(%v) = %v, want it free: %v", seed, run, step, s.Request, blocker, free)
+			}
+			if free {
+				in[s] = true
+				if s.Mode == Exclusive {
+					owner[s.Key] = s
+				}
+			}
+			for s := range in {
+				if rnd.IntN(20) == 0 {
+					sh.remove(s)
+					delete(in, s)
+					if owner[s.Key] == s {
+						delete(owner, s.Key)
+					}
+				}
+			}
+			got := map[*slot]bool{}
+			sh.each(func(s *slot) { got[s] = true })
+			if !maps.Equal(got, in) {
+				t.Fatalf("seed %d, run %d, step %d: %d slots are in the shard, want %d", seed, run, step, len(got), len(in))
+			}
 		}
-	}
-	again := slot{Request: slots[n/2].Request, hash: 42, hold: new(hold)}
-	if got := sh.insert(&again); got != &slots[n/2] {
-		t.Errorf("the blocker is %+v, want %+v", got, &slots[n/2])
-	}
-	for i := range slots {
-		sh.remove(&slots[(i*37)%n])
-	}
-	if sh.keys != 0 || len(sh.buckets) != minBuckets {
-		t.Errorf("%d keys and %d buckets are left", sh.keys, len(sh.buckets))
+		for s := range in {
+			sh.remove(s)
+		}
+		if sh.keys != 0 || len(sh.buckets) != minBuckets {
+			t.Fatalf("seed %d, run %d: %d keys and %d buckets are left", seed, run, sh.keys, len(sh.buckets))
+		}
 	}
 }

@@ -162,7 +162,7 @@ func (t *Table) newHold(op Op, reqs []Request) *hold {
 
 // recycle gives up a hold that is in no shard.
 func (h *hold) recycle() {
-	clear(h.slots)
+	clear(h.slots) // a spare hold must not keep IDs, or others through its rings
 	h.table, h.op, h.slots, h.shards, h.pending = nil, Op{}, nil, 0, nil
 	holds.Put(h)
 }
