@@ -360,7 +360,6 @@ func TestNothingRetained(t *testing.T) {
 	for _, h := range taken {
 		h.Release()
 	}
-	taken = nil
 	if buckets, _, _ := volumelock.Retained(&table); buckets > volumelock.IdleBuckets {
 		t.Errorf("%d buckets outlive a burst, want at most %d", buckets, volumelock.IdleBuckets)
 	}
