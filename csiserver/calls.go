@@ -1,90 +1,195 @@
 package csiserver
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"slices"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
-
-	"google.golang.org/grpc"
 )
 
-// calls knows which calls are running, so that a stop can name those it cut.
-type calls struct {
-	mu      sync.Mutex
-	running map[*call]struct{}
-	idle    chan struct{} // closed when the last call ends; nil if nobody waits
-}
-
+// A call is what the layers know of one RPC, and the context that the layers
+// further in and the handler run with: so one allocation serves them all.
 type call struct {
-	method, requestID string
-	start             time.Time
+	context.Context
+
+	// Set by RequestIDs.
+	idPrefix string
+	id       uint64 // 0: none
+
+	meters *meters // set by Metrics; nil: nobody counts
+
+	// Set by Logging.
+	method string
+	start  time.Time
+
+	// Guarded by calls.mu.
+	request    any // nil before the first message of a streaming call
+	prev, next *call
 }
 
-func (c *calls) begin(ctx context.Context, method string) (end func()) {
-	x := &call{method: shortName(method), requestID: RequestID(ctx), start: time.Now()}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.running == nil {
-		c.running = make(map[*call]struct{})
+type callKey struct{}
+
+// Value finds the call itself, and everything that the context around it holds.
+func (c *call) Value(key any) any {
+	if _, ok := key.(callKey); ok {
+		return c
 	}
-	c.running[x] = struct{}{}
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.running, x)
-		if len(c.running) == 0 && c.idle != nil {
-			close(c.idle)
-			c.idle = nil
+	return c.Context.Value(key)
+}
+
+func callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
+
+// enter returns the call of ctx, and a context that carries it. The outermost
+// layer makes the call, whichever layer that is in the server of a vendor.
+func enter(ctx context.Context) (context.Context, *call) {
+	if c := callOf(ctx); c != nil {
+		return ctx, c
+	}
+	c := &call{Context: ctx}
+	return c, c
+}
+
+func (c *call) requestID() string {
+	if c == nil || c.id == 0 {
+		return ""
+	}
+	return c.idPrefix + strconv.FormatUint(c.id, 10)
+}
+
+// calls lists the calls under way, so that a stop can name those it cut, a page
+// can show them, and one that takes long is reported before it ends.
+type calls struct {
+	slow     time.Duration // after which a call is reported; 0: never
+	report   func(underWay)
+	mu       sync.Mutex
+	oldest   *call // the list is in the order of starts
+	youngest *call
+	idle     chan struct{} // closed when the last call ends; nil if nobody waits
+
+	// One timer serves all calls: they become slow in the order of the list. It
+	// is not stopped when calls end in time, so that a busy server sets it once
+	// in a while, and an idle one never.
+	timer  *time.Timer
+	armed  bool
+	unslow *call // the oldest that has not been reported
+}
+
+// underWay is a call with its request as it was when the list was asked.
+type underWay struct {
+	*call
+	request any
+}
+
+// received sets the request of a streaming call, unless it has one.
+func (l *calls) received(c *call, request any) (first bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.request != nil {
+		return false
+	}
+	c.request = request
+	return true
+}
+
+func (l *calls) add(c *call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c.start = time.Now()
+	if c.prev = l.youngest; c.prev != nil {
+		c.prev.next = c
+	} else {
+		l.oldest = c
+	}
+	l.youngest = c
+	if l.unslow == nil {
+		l.unslow = c
+		l.arm(l.slow)
+	}
+}
+
+func (l *calls) remove(c *call) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.unslow == c {
+		l.unslow = c.next
+	}
+	if c.prev != nil {
+		c.prev.next = c.next
+	} else {
+		l.oldest = c.next
+	}
+	if c.next != nil {
+		c.next.prev = c.prev
+	} else {
+		l.youngest = c.prev
+	}
+	c.prev, c.next = nil, nil
+	if l.oldest == nil && l.idle != nil {
+		close(l.idle)
+		l.idle = nil
+	}
+}
+
+// arm sets the timer if it is not set. The caller holds mu.
+func (l *calls) arm(after time.Duration) {
+	if l.slow <= 0 || l.armed {
+		return
+	}
+	l.armed = true
+	if l.timer == nil {
+		l.timer = time.AfterFunc(after, l.reportSlow)
+	} else {
+		l.timer.Reset(after)
+	}
+}
+
+func (l *calls) reportSlow() {
+	for _, u := range l.takeSlow() {
+		l.report(u)
+	}
+}
+
+// takeSlow returns the calls that have become slow since the last time, and sets
+// the timer for the next one.
+func (l *calls) takeSlow() (slow []underWay) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.armed = false
+	for ; l.unslow != nil; l.unslow = l.unslow.next {
+		left := l.slow - time.Since(l.unslow.start)
+		if left > 0 {
+			l.arm(left)
+			break
 		}
+		slow = append(slow, underWay{l.unslow, l.unslow.request})
 	}
-}
-
-func (c *calls) interceptor() Interceptor {
-	return Interceptor{
-		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			defer c.begin(ctx, info.FullMethod)()
-			return next(ctx, req)
-		},
-		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			defer c.begin(ss.Context(), info.FullMethod)()
-			return next(srv, ss)
-		},
-	}
+	return slow
 }
 
 // whenIdle returns a channel that is closed once no call is running.
-func (c *calls) whenIdle() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.running) == 0 {
+func (l *calls) whenIdle() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.oldest == nil {
 		idle := make(chan struct{})
 		close(idle)
 		return idle
 	}
-	if c.idle == nil {
-		c.idle = make(chan struct{})
+	if l.idle == nil {
+		l.idle = make(chan struct{})
 	}
-	return c.idle
+	return l.idle
 }
 
-// list names the running calls, oldest first.
-func (c *calls) list() []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all := make([]*call, 0, len(c.running))
-	for x := range c.running {
-		all = append(all, x)
+// running returns the calls under way, oldest first.
+func (l *calls) running() (all []underWay) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for c := l.oldest; c != nil; c = c.next {
+		all = append(all, underWay{c, c.request})
 	}
-	slices.SortFunc(all, func(a, b *call) int {
-		return cmp.Or(a.start.Compare(b.start), strings.Compare(a.requestID, b.requestID))
-	})
-	names := make([]string, len(all))
-	for i, x := range all {
-		names[i] = fmt.Sprintf("%s (request_id %s, for %v)", x.method, x.requestID, time.Since(x.start).Round(time.Millisecond))
-	}
-	return names
+	return all
 }

@@ -2,8 +2,11 @@ package csiserver
 
 import (
 	"context"
+	"log/slog"
 	"sync/atomic"
+	"time"
 
+	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc"
 )
 
@@ -15,24 +18,70 @@ type Interceptor struct {
 	Stream grpc.StreamServerInterceptor
 }
 
-// stream is a ServerStream with another context, and with an eye on what the
-// client sends.
+// A LayerOption changes what a layer does. [New] takes it for the layers of a
+// [Server], and the function that makes a layer takes it for that one, which
+// passes over what does not concern it.
+type LayerOption interface {
+	Option
+	applyLayer(*layerConfig)
+}
+
+type layerConfig struct {
+	redactKeys          []string
+	slow                time.Duration
+	level               func(fullMethod string) slog.Level
+	validation          []csispec.Option
+	requests, responses Checks
+}
+
+type layerOption func(*layerConfig)
+
+func (o layerOption) apply(c *config)           { o(&c.layerConfig) }
+func (o layerOption) applyLayer(c *layerConfig) { o(c) }
+
+func defaultLayerConfig() layerConfig {
+	return layerConfig{slow: defaultSlow, level: defaultLevel, requests: Enforce, responses: Warn}
+}
+
+func newLayerConfig(opts []LayerOption) layerConfig {
+	c := defaultLayerConfig()
+	for _, o := range opts {
+		o.applyLayer(&c)
+	}
+	return c
+}
+
+// WithRedactedKeys masks further map entries in logs and errors by their key,
+// whatever map they are in: see [csispec.Redact].
+func WithRedactedKeys(keys ...string) LayerOption {
+	return layerOption(func(c *layerConfig) { c.redactKeys = append(c.redactKeys, keys...) })
+}
+
+// stream is a ServerStream with another context, and with an eye on what goes
+// in and out. A nil function looks at nothing.
 type stream struct {
 	grpc.ServerStream
 	ctx    context.Context
 	onRecv func(m any) error
+	onSend func(m any) error
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
 
 func (s *stream) RecvMsg(m any) error {
-	if err := s.ServerStream.RecvMsg(m); err != nil {
+	if err := s.ServerStream.RecvMsg(m); err != nil || s.onRecv == nil {
 		return err
 	}
-	if s.onRecv == nil {
-		return nil
-	}
 	return s.onRecv(m)
+}
+
+func (s *stream) SendMsg(m any) error {
+	if s.onSend != nil {
+		if err := s.onSend(m); err != nil {
+			return err
+		}
+	}
+	return s.ServerStream.SendMsg(m)
 }
 
 // firstMessage remembers the request of a streaming call. It is written by

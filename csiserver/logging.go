@@ -3,6 +3,7 @@ package csiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -13,73 +14,141 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Logging writes one line when a call ends, and at debug level one with the
-// request when it begins, so that a call that hangs is seen. A call that changes
-// something is logged at info level, one that only asks at debug level, a failed
-// one at warn or error level.
+// defaultSlow is a quarter of the two minutes after which kubelet gives up.
+const defaultSlow = 30 * time.Second
+
+// WithSlowCallsAfter sets how long a call may run before [Logging] warns of it,
+// 30 seconds unless given; 0 never warns.
+func WithSlowCallsAfter(d time.Duration) LayerOption {
+	return layerOption(func(c *layerConfig) { c.slow = d })
+}
+
+// WithLogLevel sets the level at which [Logging] tells of calls that succeed, by
+// their full method, as in /csi.v1.Node/NodePublishVolume. The default is info for
+// those that change something and debug for those that only ask: probes and
+// capabilities come many times a minute.
+func WithLogLevel(of func(fullMethod string) slog.Level) LayerOption {
+	return layerOption(func(c *layerConfig) { c.level = of })
+}
+
+func defaultLevel(fullMethod string) slog.Level {
+	if mutating(fullMethod) {
+		return slog.LevelInfo
+	}
+	return slog.LevelDebug
+}
+
+// Logging writes one line when a call ends, at the level of [WithLogLevel] or, if
+// it failed, at warn or error level. So that a call that hangs is seen, it writes
+// another one with the request when a call begins, at debug level or below, and
+// one at warn level while a call takes long: see [WithSlowCallsAfter].
 //
-// Requests pass through [csispec.Redact] with redactKeys, and the text of
-// errors through [csispec.Redacted.Strip]. A nil logger discards.
-func Logging(logger *slog.Logger, redactKeys ...string) Interceptor {
-	l := callLog{logger: orDiscard(logger), keys: redactKeys}
+// Requests pass through [csispec.Redact], and the text of errors through
+// [csispec.Redacted.Strip]. A nil logger discards.
+func Logging(logger *slog.Logger, opts ...LayerOption) Interceptor {
+	return newCallLog(logger, newLayerConfig(opts)).interceptor()
+}
+
+// callLog logs calls and knows which are under way.
+type callLog struct {
+	logger *slog.Logger
+	keys   []string
+	level  func(fullMethod string) slog.Level
+	calls  calls
+}
+
+func newCallLog(logger *slog.Logger, c layerConfig) *callLog {
+	l := &callLog{logger: orDiscard(logger), keys: c.redactKeys, level: c.level}
+	l.calls.slow, l.calls.report = c.slow, l.slow
+	return l
+}
+
+func (l *callLog) interceptor() Interceptor {
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			start := time.Now()
-			l.begin(ctx, info.FullMethod, req)
+			ctx, c := l.enter(ctx, info.FullMethod)
+			c.request = req
+			l.calls.add(c)
+			defer l.calls.remove(c)
+			l.begin(ctx, c.method, req)
 			resp, err := next(ctx, req)
-			l.end(ctx, info.FullMethod, req, start, err)
+			l.end(ctx, c, req, err)
 			return resp, err
 		},
 		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			ctx, start := ss.Context(), time.Now()
+			ctx, c := l.enter(ss.Context(), info.FullMethod)
+			l.calls.add(c)
+			defer l.calls.remove(c)
 			var first firstMessage
 			err := next(srv, &stream{ServerStream: ss, ctx: ctx, onRecv: func(m any) error {
 				if first.set(m) {
-					l.begin(ctx, info.FullMethod, m)
+					l.calls.received(c, m)
+					l.begin(ctx, c.method, m)
 				}
 				return nil
 			}})
-			l.end(ctx, info.FullMethod, first.get(), start, err)
+			l.end(ctx, c, first.get(), err)
 			return err
 		},
 	}
 }
 
-type callLog struct {
-	logger *slog.Logger
-	keys   []string
+// enter makes an entry of a call for the list of those under way.
+func (l *callLog) enter(ctx context.Context, method string) (context.Context, *call) {
+	ctx, c := enter(ctx)
+	if c.method != "" { // on another list already, of a layer further out
+		c = &call{Context: ctx, idPrefix: c.idPrefix, id: c.id, meters: c.meters}
+		ctx = c
+	}
+	c.method = method
+	return ctx, c
 }
 
-func (l callLog) begin(ctx context.Context, method string, req any) {
-	if !l.logger.Enabled(ctx, slog.LevelDebug) {
+// inFlight names the calls under way, oldest first.
+func (l *callLog) inFlight() []string {
+	running := l.calls.running()
+	names := make([]string, len(running))
+	for i, c := range running {
+		names[i] = fmt.Sprintf("%s (request_id %s, for %v)", shortName(c.method), c.requestID(), time.Since(c.start).Round(time.Millisecond))
+	}
+	return names
+}
+
+func (l *callLog) begin(ctx context.Context, method string, req any) {
+	level := min(slog.LevelDebug, l.level(method))
+	if !l.logger.Enabled(ctx, level) {
 		return
 	}
 	attrs := callAttrs(ctx, method, req)
 	if m, ok := req.(proto.Message); ok {
 		attrs = append(attrs, slog.Any("request", csispec.Redact(m, l.keys...)))
 	}
-	l.logger.LogAttrs(ctx, slog.LevelDebug, "rpc started", attrs...)
+	l.logger.LogAttrs(ctx, level, "rpc started", attrs...)
 }
 
-func (l callLog) end(ctx context.Context, method string, req any, start time.Time, err error) {
+func (l *callLog) slow(u underWay) {
+	attrs := append(callAttrs(u.call, u.method, u.request), slog.Duration("duration", time.Since(u.start)))
+	if t, ok := u.Deadline(); ok {
+		attrs = append(attrs, slog.Duration("caller_waits_for", time.Until(t)))
+	}
+	l.logger.LogAttrs(u.call, slog.LevelWarn, "rpc is still running", attrs...)
+}
+
+func (l *callLog) end(ctx context.Context, c *call, req any, err error) {
 	code := codeOf(err)
-	level := slog.LevelDebug
+	level := slog.LevelWarn
 	switch code {
 	case codes.OK:
-		if mutating(method) {
-			level = slog.LevelInfo
-		}
+		level = l.level(c.method)
 	case codes.Internal, codes.Unknown, codes.Unavailable, codes.DataLoss:
 		level = slog.LevelError
-	default:
-		level = slog.LevelWarn
 	}
 	if !l.logger.Enabled(ctx, level) {
 		return
 	}
-	attrs := append(callAttrs(ctx, method, req),
+	attrs := append(callAttrs(ctx, c.method, req),
 		slog.String("code", code.String()),
-		slog.Duration("duration", time.Since(start)))
+		slog.Duration("duration", time.Since(c.start)))
 	if err != nil {
 		attrs = append(attrs, slog.String("error", strip(req, l.keys, messageOf(err))))
 	}

@@ -7,7 +7,8 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/csikit/csikit/csispec"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 )
 
@@ -25,9 +26,11 @@ type config struct {
 	expansion []csi.PluginCapability_VolumeExpansion_Type
 	ready     func(context.Context) (bool, error)
 
+	layerConfig
 	logger       *slog.Logger
-	redactKeys   []string
-	validation   []csispec.Option
+	limits       map[string]Limit
+	meters       metric.MeterProvider
+	tracers      trace.TracerProvider
 	unary        []grpc.UnaryServerInterceptor
 	stream       []grpc.StreamServerInterceptor
 	drainTimeout time.Duration
@@ -124,20 +127,24 @@ func WithLogger(l *slog.Logger) Option {
 	return option(func(c *config) { c.logger = l })
 }
 
-// WithRedactedKeys masks further map entries in logs and errors by their key,
-// whatever map they are in: see [csispec.Redact].
-func WithRedactedKeys(keys ...string) Option {
-	return option(func(c *config) { c.redactKeys = append(c.redactKeys, keys...) })
+// WithLimits bounds the calls of methods by [Limits]. The default is none.
+func WithLimits(limits map[string]Limit) Option {
+	return option(func(c *config) { c.limits = limits })
 }
 
-// WithValidation changes how requests are validated, as [csispec.CSISanity]
-// does. [csispec.StageUnstage] is added according to the capabilities of the
-// Node service.
-func WithValidation(opts ...csispec.Option) Option {
-	return option(func(c *config) { c.validation = append(c.validation, opts...) })
+// WithMeterProvider sets who is told about calls by [Metrics]. The default is
+// nobody; exporters are the program's.
+func WithMeterProvider(mp metric.MeterProvider) Option {
+	return option(func(c *config) { c.meters = mp })
 }
 
-// WithUnaryInterceptors adds interceptors between validation and the handlers;
+// WithTracerProvider makes a span for each call but Probe, as part of the trace of
+// the caller if that sends one (W3C Trace Context). The default is none.
+func WithTracerProvider(tp trace.TracerProvider) Option {
+	return option(func(c *config) { c.tracers = tp })
+}
+
+// WithUnaryInterceptors adds interceptors between the layers and the handlers;
 // the first is the outermost.
 func WithUnaryInterceptors(is ...grpc.UnaryServerInterceptor) Option {
 	return option(func(c *config) {

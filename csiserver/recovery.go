@@ -16,9 +16,17 @@ import (
 //
 // A panic on a goroutine that the handler started still ends the process: no
 // interceptor can catch it. A nil logger discards.
-func Recovery(logger *slog.Logger, redactKeys ...string) Interceptor {
-	logger = orDiscard(logger)
+//
+// The recovery of go-grpc-middleware has no place for the request, of which the
+// value and the stack of a panic may hold secrets.
+func Recovery(logger *slog.Logger, opts ...LayerOption) Interceptor {
+	return recovery(orDiscard(logger), newLayerConfig(opts))
+}
+
+func recovery(logger *slog.Logger, c layerConfig) Interceptor {
+	redactKeys := c.redactKeys
 	caught := func(ctx context.Context, method string, req any, value any) error {
+		callOf(ctx).countPanic(ctx, method)
 		logger.LogAttrs(ctx, slog.LevelError, "rpc panicked", append(callAttrs(ctx, method, req),
 			slog.String("panic", strip(req, redactKeys, fmt.Sprint(value))),
 			slog.String("stack", strip(req, redactKeys, string(debug.Stack()))))...)

@@ -4,29 +4,24 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"strconv"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
 )
 
-type requestIDKey struct{}
-
 // RequestID returns the ID that [RequestIDs] gave to the call of ctx, or "".
-func RequestID(ctx context.Context) string {
-	id, _ := ctx.Value(requestIDKey{}).(string)
-	return id
-}
+func RequestID(ctx context.Context) string { return callOf(ctx).requestID() }
 
 // RequestIDs gives each call an ID, unique over restarts of the plugin, which
-// ties its log lines together. What the client sends has no influence on it.
+// ties its log lines together. What the client sends has no influence on it. It
+// has to be the outermost layer.
 func RequestIDs() Interceptor {
 	var random [4]byte
 	rand.Read(random[:]) // never fails
 	prefix := hex.EncodeToString(random[:]) + "-"
 	var last atomic.Uint64
 	with := func(ctx context.Context) context.Context {
-		return context.WithValue(ctx, requestIDKey{}, prefix+strconv.FormatUint(last.Add(1), 10))
+		return &call{Context: ctx, idPrefix: prefix, id: last.Add(1)}
 	}
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -14,7 +14,12 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csispec"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 )
 
 const (
@@ -31,7 +36,8 @@ const (
 type Server struct {
 	config
 	name   string
-	calls  calls
+	log    *callLog
+	layers []Interceptor // the outermost first
 	served atomic.Bool
 }
 
@@ -42,6 +48,7 @@ type Server struct {
 func New(info Info, opts ...Option) (*Server, error) {
 	s := &Server{name: info.Name}
 	s.drainTimeout = defaultDrainTimeout
+	s.layerConfig = defaultLayerConfig()
 	for _, o := range opts {
 		o.apply(&s.config)
 	}
@@ -70,6 +77,27 @@ func (s *Server) complete(info Info) error {
 	}
 	if slices.Contains(caps.Node, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
 		s.validation = append(s.validation, csispec.StageUnstage())
+	}
+	return s.makeLayers()
+}
+
+func (s *Server) makeLayers() error {
+	s.log = newCallLog(s.logger, s.layerConfig)
+	s.layers = []Interceptor{RequestIDs(), s.log.interceptor()}
+	if s.meters != nil {
+		metrics, err := Metrics(s.meters)
+		if err != nil {
+			return err
+		}
+		s.layers = append(s.layers, metrics)
+	}
+	s.layers = append(s.layers, statusNormalization(s.layerConfig), recovery(s.logger, s.layerConfig), validation(s.logger, s.layerConfig))
+	if len(s.limits) > 0 {
+		limits, err := Limits(s.limits)
+		if err != nil {
+			return err
+		}
+		s.layers = append(s.layers, limits)
 	}
 	return nil
 }
@@ -144,7 +172,7 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 	case <-drain.C:
 	}
 
-	cut = s.calls.list()
+	cut = s.log.inFlight()
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -152,7 +180,7 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 	}()
 	unwind := time.NewTimer(time.Until(end))
 	defer unwind.Stop()
-	for _, c := range []<-chan struct{}{stopped, s.calls.whenIdle()} {
+	for _, c := range []<-chan struct{}{stopped, s.log.calls.whenIdle()} {
 		select {
 		case <-c:
 		case <-unwind.C:
@@ -163,23 +191,20 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 }
 
 func (s *Server) grpcServer() *grpc.Server {
-	unary := make([]grpc.UnaryServerInterceptor, 0, 6+len(s.unary))
-	stream := make([]grpc.StreamServerInterceptor, 0, 6+len(s.stream))
-	for _, i := range []Interceptor{
-		RequestIDs(),
-		s.calls.interceptor(),
-		Logging(s.logger, s.redactKeys...),
-		StatusNormalization(s.redactKeys...),
-		Recovery(s.logger, s.redactKeys...),
-		Validation(s.validation...),
-	} {
+	var unary []grpc.UnaryServerInterceptor
+	var stream []grpc.StreamServerInterceptor
+	for _, i := range s.layers {
 		unary, stream = append(unary, i.Unary), append(stream, i.Stream)
 	}
-	gs := grpc.NewServer(
+	opts := []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeTimeout),
-		grpc.ChainUnaryInterceptor(append(unary, s.unary...)...),
+		grpc.ChainUnaryInterceptor(append([]grpc.UnaryServerInterceptor{chain(unary)}, s.unary...)...),
 		grpc.ChainStreamInterceptor(append(stream, s.config.stream...)...),
-	)
+	}
+	if s.tracers != nil {
+		opts = append(opts, grpc.StatsHandler(tracing(s.tracers)))
+	}
+	gs := grpc.NewServer(opts...)
 	csi.RegisterIdentityServer(gs, s.identity)
 	if s.controller != nil {
 		csi.RegisterControllerServer(gs, s.controller)
@@ -194,4 +219,15 @@ func (s *Server) grpcServer() *grpc.Server {
 		csi.RegisterNodeServer(gs, s.node)
 	}
 	return gs
+}
+
+// tracing is the only part of otelgrpc in use: its metrics have other names and
+// bounds than those of Metrics, and its defaults are the process's.
+func tracing(tp trace.TracerProvider) stats.Handler {
+	return otelgrpc.NewServerHandler(
+		otelgrpc.WithTracerProvider(tp),
+		otelgrpc.WithMeterProvider(noop.NewMeterProvider()),
+		otelgrpc.WithPropagators(propagation.TraceContext{}),
+		otelgrpc.WithFilter(func(c *stats.RPCTagInfo) bool { return shortName(c.FullMethodName) != "Probe" }),
+	)
 }

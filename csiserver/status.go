@@ -22,8 +22,13 @@ import (
 // behind; of a call that only asks, INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.Strip] does with redactKeys.
-func StatusNormalization(redactKeys ...string) Interceptor {
+// [csispec.Redacted.Strip] does: see [WithRedactedKeys].
+func StatusNormalization(opts ...LayerOption) Interceptor {
+	return statusNormalization(newLayerConfig(opts))
+}
+
+func statusNormalization(c layerConfig) Interceptor {
+	redactKeys := c.redactKeys
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			resp, err := next(ctx, req)

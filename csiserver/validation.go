@@ -2,31 +2,116 @@ package csiserver
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 
 	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
 
-// Validation refuses requests that break the rules of [csispec.Validate]. A
+// Checks says what becomes of a message that breaks the rules of the
+// specification.
+type Checks uint8
+
+const (
+	// Enforce refuses it.
+	Enforce Checks = iota + 1
+	// Warn lets it pass, counts what is wrong with it and logs that at warn level.
+	Warn
+	// Off does not look at it.
+	Off
+)
+
+// WithValidation changes how messages are judged, as [csispec.CSISanity] does. In
+// a [Server], [csispec.StageUnstage] is added according to the capabilities of the
+// Node service.
+func WithValidation(opts ...csispec.Option) LayerOption {
+	return layerOption(func(c *layerConfig) { c.validation = append(c.validation, opts...) })
+}
+
+// WithRequestChecks says what becomes of requests that break the rules. The
+// default is [Enforce].
+func WithRequestChecks(checks Checks) LayerOption {
+	return layerOption(func(c *layerConfig) { c.requests = checks })
+}
+
+// WithResponseChecks says what becomes of responses that break the rules. The
+// default is [Warn], as the work has been done by then. [Enforce] is for tests: it
+// answers INTERNAL instead.
+func WithResponseChecks(checks Checks) LayerOption {
+	return layerOption(func(c *layerConfig) { c.responses = checks })
+}
+
+// Validation judges requests and responses by the rules of [csispec.Validate]. A
 // unary request that is refused reaches no interceptor further in; a streaming
-// call is refused where the request is received, in front of the handler.
-func Validation(opts ...csispec.Option) Interceptor {
-	check := func(req any) error {
-		if m, ok := req.(proto.Message); ok {
-			return csispec.Validate(m, opts...)
-		}
-		return nil
-	}
+// call is refused where the request is received, in front of the handler. A nil
+// logger discards.
+func Validation(logger *slog.Logger, opts ...LayerOption) Interceptor {
+	return validation(orDiscard(logger), newLayerConfig(opts))
+}
+
+func validation(logger *slog.Logger, c layerConfig) Interceptor {
+	v := validator{logger: logger, layerConfig: c}
 	return Interceptor{
-		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if err := check(req); err != nil {
+		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			if err := v.request(ctx, info.FullMethod, req); err != nil {
 				return nil, err
 			}
-			return next(ctx, req)
+			resp, err := next(ctx, req)
+			if err != nil {
+				return resp, err
+			}
+			if err := v.response(ctx, info.FullMethod, req, resp); err != nil {
+				return nil, err
+			}
+			return resp, nil
 		},
-		Stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-			return next(srv, &stream{ServerStream: ss, ctx: ss.Context(), onRecv: check})
+		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			ctx := ss.Context()
+			var first firstMessage
+			return next(srv, &stream{ServerStream: ss, ctx: ctx,
+				onRecv: func(m any) error {
+					first.set(m)
+					return v.request(ctx, info.FullMethod, m)
+				},
+				onSend: func(m any) error { return v.response(ctx, info.FullMethod, first.get(), m) },
+			})
 		},
 	}
+}
+
+type validator struct {
+	logger *slog.Logger
+	layerConfig
+}
+
+func (v *validator) request(ctx context.Context, method string, req any) error {
+	return v.check(ctx, method, req, "request", req, v.requests)
+}
+
+func (v *validator) response(ctx context.Context, method string, req, resp any) error {
+	return v.check(ctx, method, req, "response", resp, v.responses)
+}
+
+// check judges a message, which is a request or a response, of a call with the
+// request req.
+func (v *validator) check(ctx context.Context, method string, req any, message string, m any, checks Checks) error {
+	p, ok := m.(proto.Message)
+	if !ok || checks == Off {
+		return nil
+	}
+	err := csispec.Validate(p, v.validation...)
+	if err == nil {
+		return nil
+	}
+	if found, ok := errors.AsType[*csispec.Violations](err); ok {
+		callOf(ctx).countViolations(ctx, method, message, found)
+	}
+	if checks == Enforce {
+		return err
+	}
+	v.logger.LogAttrs(ctx, slog.LevelWarn, message+" breaks rules of CSI", append(callAttrs(ctx, method, req),
+		slog.String("error", strip(req, v.redactKeys, err.Error())))...)
+	return nil
 }

@@ -1,0 +1,237 @@
+package csiserver_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csiserver"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+var unpublishInfo = &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeUnpublishVolume"}
+
+// A call that hangs is seen while it does.
+func TestLogOfSlowCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		book := &logBook{}
+		l := csiserver.Logging(book.logger(slog.LevelInfo), csiserver.WithSlowCallsAfter(time.Minute))
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		ids := csiserver.RequestIDs()
+		ids.Unary(ctx, unpublishRequest, unpublishInfo, func(ctx context.Context, req any) (any, error) {
+			return l.Unary(ctx, req, unpublishInfo, func(context.Context, any) (any, error) {
+				time.Sleep(59 * time.Second)
+				if book.String() != "" {
+					t.Errorf("too early: %s", book)
+				}
+				time.Sleep(2 * time.Second)
+				return nil, nil
+			})
+		})
+		slow, finished := book.lines(t, "rpc is still running"), book.lines(t, "rpc finished")
+		if len(slow) != 1 || len(finished) != 1 {
+			t.Fatalf("%s", book)
+		}
+		for k, want := range map[string]any{"level": "WARN", "rpc": "NodeUnpublishVolume", "volume_id": "vol-1", "target_path": "/pods/1/mount",
+			"duration": float64(time.Minute), "caller_waits_for": float64(time.Minute), "request_id": finished[0]["request_id"]} {
+			if slow[0][k] != want {
+				t.Errorf("%s is %v, want %v", k, slow[0][k], want)
+			}
+		}
+	})
+}
+
+// A stream is slow, too, even before its request has come.
+func TestLogOfSlowStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		book := &logBook{}
+		l := csiserver.Logging(book.logger(slog.LevelInfo))
+		l.Stream(nil, serverStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: "/csi.v1.SnapshotMetadata/GetMetadataDelta"}, func(any, grpc.ServerStream) error {
+			time.Sleep(time.Hour)
+			return nil
+		})
+		if slow := book.lines(t, "rpc is still running"); len(slow) != 1 || slow[0]["rpc"] != "GetMetadataDelta" {
+			t.Errorf("%s", book)
+		}
+	})
+}
+
+type serverStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s serverStream) Context() context.Context { return s.ctx }
+
+func TestLogLevel(t *testing.T) {
+	book := &logBook{}
+	const trace = slog.LevelDebug - 4
+	p := serve(t, csiserver.WithLogger(book.logger(slog.LevelDebug)),
+		csiserver.WithLogLevel(func(method string) slog.Level {
+			if method == "/csi.v1.Identity/Probe" {
+				return trace
+			}
+			return slog.LevelInfo
+		}),
+		csiserver.WithNode(&node{stats: func(context.Context, *csi.NodeGetVolumeStatsRequest) error { return nil }}))
+	p.probe()
+	if _, err := p.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p"}); err != nil {
+		t.Error(err)
+	}
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	started, finished := book.lines(t, "rpc started"), book.lines(t, "rpc finished")
+	if len(started) != 1 || len(finished) != 1 || finished[0]["level"] != "INFO" || finished[0]["rpc"] != "NodeGetVolumeStats" {
+		t.Errorf("%s", book)
+	}
+}
+
+// Two logs around one call do not get into each other's way.
+func TestLogTwice(t *testing.T) {
+	outer, inner := &logBook{}, &logBook{}
+	p := serve(t, csiserver.WithLogger(outer.logger(slog.LevelInfo)),
+		csiserver.WithUnaryInterceptors(csiserver.Logging(inner.logger(slog.LevelInfo)).Unary),
+		csiserver.WithNode(&node{unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error { return nil }}))
+	for range 3 {
+		if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	a, b := outer.lines(t, "rpc finished"), inner.lines(t, "rpc finished")
+	if len(a) != 3 || len(b) != 3 || a[2]["request_id"] == nil || a[2]["request_id"] != b[2]["request_id"] {
+		t.Errorf("%s\n%s", outer, inner)
+	}
+}
+
+func TestChecks(t *testing.T) {
+	bad := &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1"}
+	for _, tt := range []struct {
+		opts              []csiserver.Option
+		request, response codes.Code
+		logged            []string
+	}{
+		{nil, codes.InvalidArgument, codes.OK, []string{"response breaks rules of CSI"}},
+		{[]csiserver.Option{csiserver.WithRequestChecks(csiserver.Warn), csiserver.WithResponseChecks(csiserver.Enforce)}, codes.OK, codes.Internal, []string{"request breaks rules of CSI"}},
+		{[]csiserver.Option{csiserver.WithRequestChecks(csiserver.Off), csiserver.WithResponseChecks(csiserver.Off)}, codes.OK, codes.OK, nil},
+	} {
+		t.Run(fmt.Sprint(tt.request, tt.response), func(t *testing.T) {
+			book := &logBook{}
+			p := serve(t, append(tt.opts, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithNode(&badNode{}),
+				csiserver.WithSnapshotMetadata(&metadata{allocated: func(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+					return s.Send(&csi.GetMetadataAllocatedResponse{BlockMetadataType: 42})
+				}}))...)
+			if _, err := p.node().NodeUnpublishVolume(t.Context(), bad); status.Code(err) != tt.request {
+				t.Errorf("request: %v", err)
+			}
+			if _, err := p.node().NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); status.Code(err) != tt.response {
+				t.Errorf("response: %v", err)
+			}
+			n, err := p.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s"})
+			if sent := tt.response == codes.OK; (n == 1) != sent || !sent && status.Code(err) != tt.response {
+				t.Errorf("stream: %d messages, %v", n, err)
+			}
+			if err := p.wait(); err != nil {
+				t.Error(err)
+			}
+			for _, msg := range []string{"request breaks rules of CSI", "response breaks rules of CSI"} {
+				if got := len(book.lines(t, msg)) > 0; got != slices.Contains(tt.logged, msg) {
+					t.Errorf("%q logged: %v: %s", msg, got, book)
+				}
+			}
+		})
+	}
+}
+
+// badNode answers what the specification does not allow.
+type badNode struct{ node }
+
+func (*badNode) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+func (*badNode) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: strings.Repeat("n", 300)}, nil
+}
+
+func TestLimits(t *testing.T) {
+	entered, release := make(chan struct{}), make(chan struct{})
+	p := serve(t,
+		csiserver.WithLimits(map[string]csiserver.Limit{
+			"NodeUnpublishVolume":  {InFlight: 1},
+			"NodeGetVolumeStats":   {Timeout: time.Millisecond},
+			"GetMetadataAllocated": {Timeout: time.Millisecond},
+		}),
+		csiserver.WithNode(&node{
+			unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error {
+				entered <- struct{}{}
+				<-release
+				return nil
+			},
+			publish: func(ctx context.Context, _ *csi.NodePublishVolumeRequest) error {
+				if _, ok := ctx.Deadline(); ok {
+					t.Error("a deadline that nobody set")
+				}
+				return nil
+			},
+			stats: func(ctx context.Context, _ *csi.NodeGetVolumeStatsRequest) error {
+				<-ctx.Done()
+				return ctx.Err()
+			},
+		}),
+		csiserver.WithSnapshotMetadata(&metadata{allocated: func(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+			<-s.Context().Done()
+			return s.Context().Err()
+		}}))
+	first := make(chan error, 1)
+	go func() {
+		_, err := p.node().NodeUnpublishVolume(context.Background(), unpublishRequest)
+		first <- err
+	}()
+	<-entered
+	// What kubelet takes neither for a result nor for a full node.
+	if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "1 such calls are running") {
+		t.Errorf("the second call: %v", err)
+	}
+	p.probe()
+	if _, err := p.node().NodePublishVolume(t.Context(), publishRequest()); err != nil {
+		t.Errorf("another method: %v", err)
+	}
+	release <- struct{}{}
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	go func() { <-entered; close(release) }()
+	if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); err != nil {
+		t.Errorf("the place was not given back: %v", err)
+	}
+	if _, err := p.node().NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p"}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("unary timeout: %v", err)
+	}
+	if _, err := p.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s"}); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("stream timeout: %v", err)
+	}
+}
+
+func TestLimitsRefused(t *testing.T) {
+	_, err := csiserver.New(info, csiserver.WithLimits(map[string]csiserver.Limit{
+		"NodeStage": {}, "NodeStageVolume": {InFlight: -1}, "Probe": {InFlight: 1}, "GetMetadataDelta": {InFlight: 4},
+	}))
+	for _, text := range []string{"NodeStage: CSI has no such method", "NodeStageVolume: is negative", "limit of Probe"} {
+		if err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("got %v, want %q", err, text)
+		}
+	}
+}
