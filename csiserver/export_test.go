@@ -12,5 +12,10 @@ func WithLockTimeout(d time.Duration) ListenOption {
 	return listenOption(func(c *listenConfig) { c.lockTimeout = d })
 }
 
+// WithFileInterval shortens the time between two looks at the socket file.
+func WithFileInterval(d time.Duration) ListenOption {
+	return listenOption(func(c *listenConfig) { c.fileInterval = d })
+}
+
 // SunPathMax is the limit that Listen applies.
 const SunPathMax = sunPathMax

@@ -4,18 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
-	"syscall"
 	"time"
-
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 const (
@@ -32,6 +25,9 @@ const (
 	// anything else, and promises to return within unwindTimeout of the drain
 	// timeout: if that is zero, the calls it cuts still get the other half.
 	closeTimeout = unwindTimeout / 2
+	// fileInterval is how long a deleted socket file stays unnoticed at most. A
+	// look costs a microsecond, and kubelet tries for minutes.
+	fileInterval = 5 * time.Second
 )
 
 // A ListenOption changes how [Listen] makes its socket.
@@ -39,8 +35,10 @@ type ListenOption interface{ applyListen(*listenConfig) }
 
 type listenConfig struct {
 	mode          fs.FileMode
+	group         int // of the file; -1: as the system decides
 	answerTimeout time.Duration
 	lockTimeout   time.Duration
+	fileInterval  time.Duration
 }
 
 type listenOption func(*listenConfig)
@@ -53,26 +51,12 @@ func WithSocketMode(mode fs.FileMode) ListenOption {
 	return listenOption(func(c *listenConfig) { c.mode = mode })
 }
 
-// A Listener is the socket of a plugin. It is a [net.Listener] for
-// [Server.Serve] or for a grpc.Server.
-type Listener struct {
-	lis   net.Listener
-	close func() error
+// WithSocketGroup gives the socket file to a group, by number: the process has to
+// belong to it or may chown. Until the file has its group, it is open to the owner
+// alone.
+func WithSocketGroup(gid int) ListenOption {
+	return listenOption(func(c *listenConfig) { c.group = gid })
 }
-
-// Accept waits for the next connection. After Close it fails with
-// [net.ErrClosed].
-func (l *Listener) Accept() (net.Conn, error) { return l.lis.Accept() }
-
-// Addr returns the path of the socket, or the TCP address with its real port.
-func (l *Listener) Addr() net.Addr { return l.lis.Addr() }
-
-// Close stops listening and removes the socket file, unless the file is no
-// longer the one that Listen made. It waits for half a second at most for
-// another process that is starting in the same directory; then it leaves the
-// file in place, for the next Listen to replace, and says so. Calling it again
-// changes nothing and returns the same. The error is an [*Error].
-func (l *Listener) Close() error { return l.close() }
 
 // Listen makes the socket that endpoint names: unix:///path/csi.sock,
 // unix:/path/csi.sock, an absolute path, or tcp://127.0.0.1:0 for tests.
@@ -81,11 +65,12 @@ func (l *Listener) Close() error { return l.close() }
 // refused, or not a single byte comes within two seconds. Otherwise Listen
 // fails, removes nothing and names who serves, as far as that can be told. A
 // file that is no socket is never removed. Listen creates nothing else in the
-// directory, which has to exist. It blocks for some seconds at most.
+// directory, which has to exist. It blocks for some seconds at most. Serve at once:
+// whoever starts meanwhile takes the silence for that of a dead process.
 //
 // The error is an [*Error].
 func Listen(endpoint string, opts ...ListenOption) (*Listener, error) {
-	c := listenConfig{mode: 0o600, answerTimeout: answerTimeout, lockTimeout: lockTimeout}
+	c := listenConfig{mode: 0o600, group: -1, answerTimeout: answerTimeout, lockTimeout: lockTimeout, fileInterval: fileInterval}
 	for _, o := range opts {
 		o.applyListen(&c)
 	}
@@ -105,196 +90,102 @@ func listen(endpoint string, c listenConfig) (*Listener, error) {
 		return nil, err
 	}
 	if network == "unix" {
-		return listenUnix(address, c)
+		l, own, err := bindUnix(address, c)
+		if err != nil {
+			return nil, err
+		}
+		return newUnixListener(l, address, own, c), nil
 	}
 	l, err := net.Listen(network, address)
 	if err != nil {
 		return nil, err
 	}
-	return &Listener{lis: l, close: sync.OnceValue(l.Close)}, nil
+	return newListener(l), nil
 }
 
-func listenUnix(path string, c listenConfig) (*Listener, error) {
+// ListenFile serves on a socket that listens already, such as one that systemd
+// hands over: os.NewFile(3, "csi"). It may be a unix socket or one of the loopback,
+// and its file is the business of whoever made it: Close does not remove it. Like
+// [net.FileListener] it takes a duplicate of f, which the caller still has to
+// close. The error is an [*Error].
+func ListenFile(f *os.File) (*Listener, error) {
+	l, err := inherit(f)
+	if err != nil {
+		return nil, &Error{Op: "listen", Object: f.Name(), Err: err}
+	}
+	return newListener(l), nil
+}
+
+func inherit(f *os.File) (net.Listener, error) {
+	if err := checkListening(f); err != nil {
+		return nil, err
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, err
+	}
+	switch a := l.Addr().(type) {
+	case *net.UnixAddr:
+		return l, nil
+	case *net.TCPAddr:
+		if a.IP.IsLoopback() {
+			return l, nil
+		}
+	}
+	l.Close()
+	return nil, fmt.Errorf("the socket listens on %s %s: use a unix socket, or for tests the loopback", l.Addr().Network(), l.Addr())
+}
+
+// bindUnix makes the socket at path and returns it with its file.
+func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	// Two processes that start at once would both find the old socket dead, and
 	// the slower one would unlink the new socket of the faster one. The lock is
 	// on the directory itself, because the specification lets a plugin create
 	// nothing next to its socket.
 	unlock, err := lockDir(filepath.Dir(path), c.lockTimeout)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer unlock()
 
 	if err := clearWay(path, c.answerTimeout); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	lc := net.ListenConfig{Control: socketMode(c.mode)}
+	lc := net.ListenConfig{Control: socketMode(c.birthMode())}
 	l, err := lc.Listen(context.Background(), "unix", path)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// net would unlink by name, whosever file that is by then.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	own, err := finish(path, c)
+	if err != nil {
+		return nil, nil, errors.Join(err, os.Remove(path), l.Close())
+	}
+	return l, own, nil
+}
 
+// birthMode is the mode that bind creates the file with. Its group is another one
+// then: the kernel does not take it from the socket.
+func (c listenConfig) birthMode() fs.FileMode {
+	if c.group >= 0 {
+		return c.mode & 0o700
+	}
+	return c.mode
+}
+
+// finish gives a new socket file its group and then its mode.
+func finish(path string, c listenConfig) (fs.FileInfo, error) {
+	if c.group >= 0 {
+		if err := os.Lchown(path, -1, c.group); err != nil {
+			return nil, err
+		}
+	}
 	own, err := os.Lstat(path)
 	if err == nil && own.Mode().Perm() != c.mode {
-		// Only ever adds: the umask took bits away, or the system does not let
-		// the mode be set in advance.
+		// Only ever adds: the umask took bits away, they waited for the group, or
+		// the system does not let the mode be set in advance.
 		err = os.Chmod(path, c.mode)
 	}
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return newUnixListener(l, path, own), nil
-}
-
-// newUnixListener makes a Listener of l, whose file at path is own.
-func newUnixListener(l net.Listener, path string, own fs.FileInfo) *Listener {
-	return &Listener{lis: l, close: sync.OnceValue(func() error {
-		// The file goes first: while the socket is open the kernel keeps its
-		// inode, so its number cannot have been given to somebody else's file.
-		err := unlinkOwn(path, own)
-		if err = errors.Join(err, l.Close()); err != nil {
-			return &Error{Op: "close", Object: "unix://" + path, Err: err}
-		}
-		return nil
-	})}
-}
-
-// clearWay makes room for a socket at path, if nothing of value is there.
-func clearWay(path string, timeout time.Duration) error {
-	// The file may be exchanged while its owner is asked, by a process that
-	// knows nothing of the lock.
-	for range 3 {
-		found, err := os.Lstat(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if found.Mode().Type() != fs.ModeSocket {
-			return fmt.Errorf("a file that is no socket (%v) is in the way: move it elsewhere, or choose another path", found.Mode())
-		}
-		who, err := whoServes(path, timeout)
-		if err != nil {
-			return fmt.Errorf("a socket is in the way and cannot be asked who serves it: %w", err)
-		}
-		if who != "" {
-			return fmt.Errorf("already served by %s: stop that process, or choose another path", who)
-		}
-		if now, err := os.Lstat(path); err != nil || !os.SameFile(found, now) {
-			continue
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	return errors.New("the socket in the way changes all the time: another process keeps making it")
-}
-
-// whoServes tells who serves the socket at path. It returns an empty string if
-// nobody does, and an error if that cannot be told.
-func whoServes(path string, timeout time.Duration) (string, error) {
-	err := awaitByte(path, timeout)
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-		// Either somebody accepted the connection and hung up, or the listener went
-		// away with the connection in its backlog. Only then is the next one
-		// refused. EOF and reset do not tell: closing with bytes unread resets, and
-		// the kernel reports a reset once, perhaps to the write.
-		var c net.Conn
-		if c, err = net.Dial("unix", path); err == nil {
-			c.Close()
-			err = io.EOF
-		}
-	}
-	const windowsRefused = syscall.Errno(10061) // WSAECONNREFUSED, for which package syscall has no name
-	switch {
-	case err == nil:
-		return pluginAt(path, timeout), nil
-	case errors.Is(err, io.EOF):
-		return "something that hangs up: no CSI plugin, or one that is stopping", nil
-	case errors.Is(err, syscall.EPROTOTYPE):
-		return "something that is no CSI plugin (its socket is not of type stream)", nil
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, windowsRefused), // nobody listens
-		errors.Is(err, fs.ErrNotExist),
-		errors.Is(err, syscall.EAGAIN),         // nobody makes room in a full backlog
-		errors.Is(err, os.ErrDeadlineExceeded): // nobody says anything
-		return "", nil
-	default:
-		return "", err
-	}
-}
-
-// http2Preface is what a client of HTTP/2 sends first: the connection preface
-// and an empty SETTINGS frame. A server of HTTP/2 answers with its own settings,
-// one of HTTP/1 with an error.
-const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
-
-// awaitByte connects to path and returns nil once a byte has come back. timeout
-// bounds the connect and the wait each, because a connect that had to wait for
-// room in the backlog met somebody who accepts.
-func awaitByte(path string, timeout time.Duration) error {
-	conn, err := dialPatiently(path, timeout)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return err
-	}
-	// If this fails, because the peer has hung up, so does Read.
-	_, _ = io.WriteString(conn, http2Preface)
-	_, err = conn.Read(make([]byte, 1))
-	return err
-}
-
-// dialPatiently connects to path. A server under load has a full backlog, which
-// is not the same as being dead.
-func dialPatiently(path string, timeout time.Duration) (net.Conn, error) {
-	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := net.Dial("unix", path)
-		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(deadline) {
-			return conn, err
-		}
-	}
-}
-
-// pluginAt names the plugin that serves path, as far as it does so itself.
-func pluginAt(path string, timeout time.Duration) string {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	client, err := grpc.NewClient("passthrough:///csi",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}))
-	if err != nil {
-		return fmt.Sprintf("something that cannot be asked for its name (%v)", err)
-	}
-	defer client.Close()
-	info, err := csi.NewIdentityClient(client).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	if err != nil {
-		return fmt.Sprintf("something that is no CSI plugin, or does not say which (GetPluginInfo: %v)", err)
-	}
-	return fmt.Sprintf("plugin %q, version %q", info.GetName(), info.GetVendorVersion())
-}
-
-// unlinkOwn removes path if it is still the file own.
-func unlinkOwn(path string, own fs.FileInfo) error {
-	unlock, err := lockDir(filepath.Dir(path), closeTimeout)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		// A socket left behind is replaced by the next Listen; one that is
-		// removed from under its server is lost.
-		return fmt.Errorf("socket left in place: %w", err)
-	}
-	defer unlock()
-	if now, err := os.Lstat(path); err != nil || !os.SameFile(own, now) {
-		return nil
-	}
-	return os.Remove(path)
+	return own, err
 }

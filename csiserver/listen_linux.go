@@ -42,3 +42,22 @@ func socketMode(mode fs.FileMode) func(network, address string, c syscall.RawCon
 		return err
 	}
 }
+
+// checkListening saves whoever hands over the wrong descriptor from a server that
+// nobody reaches.
+func checkListening(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	listening := 0
+	if e := raw.Control(func(fd uintptr) {
+		listening, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_ACCEPTCONN)
+	}); e != nil {
+		return e
+	}
+	if err == nil && listening == 0 {
+		err = errors.New("the socket is not listening")
+	}
+	return err
+}

@@ -47,14 +47,23 @@ func TestListenTakesTheLock(t *testing.T) {
 func TestSocketModeFromTheFirstMoment(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	path := t.TempDir() + "/s"
-	lc := net.ListenConfig{Control: socketMode(0o600)}
-	l, err := lc.Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if i, err := os.Lstat(path); err != nil || i.Mode() != fs.ModeSocket|0o600 {
-		t.Errorf("mode %v (%v)", i.Mode(), err)
+	for _, tt := range []struct {
+		config listenConfig
+		want   fs.FileMode
+	}{
+		{listenConfig{mode: 0o600, group: -1}, 0o600},
+		{listenConfig{mode: 0o660, group: -1}, 0o660},
+		{listenConfig{mode: 0o660, group: 0}, 0o600}, // the group comes first
+	} {
+		lc := net.ListenConfig{Control: socketMode(tt.config.birthMode())}
+		l, err := lc.Listen(t.Context(), "unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i, err := os.Lstat(path); err != nil || i.Mode() != fs.ModeSocket|tt.want {
+			t.Errorf("%+v: mode %v (%v)", tt.config, i.Mode(), err)
+		}
+		l.Close()
 	}
 }
 
@@ -292,7 +301,7 @@ func TestServeDoesNotWaitForTheLock(t *testing.T) {
 				silent := &silentListener{conns: make(chan net.Conn), done: make(chan struct{})}
 				ctx, cancel := context.WithCancel(t.Context())
 				served := make(chan error)
-				go func() { served <- s.Serve(ctx, newUnixListener(silent, path, own)) }()
+				go func() { served <- s.Serve(ctx, newUnixListener(silent, path, own, listenConfig{})) }()
 				client, server := net.Pipe()
 				defer client.Close()
 				silent.conns <- server
@@ -311,5 +320,26 @@ func TestServeDoesNotWaitForTheLock(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+func TestSocketGroup(t *testing.T) {
+	// A group that the process may give files to.
+	groups, err := os.Getgroups()
+	if err != nil || len(groups) == 0 && os.Getuid() != 0 {
+		t.Skipf("no group to give the file to (%v)", err)
+	}
+	gid := 4711
+	if os.Getuid() != 0 {
+		gid = groups[0]
+	}
+	path := t.TempDir() + "/s"
+	l, err := Listen(path, WithSocketGroup(gid), WithSocketMode(0o660))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if i, err := os.Lstat(path); err != nil || i.Mode() != fs.ModeSocket|0o660 || i.Sys().(*syscall.Stat_t).Gid != uint32(gid) {
+		t.Errorf("the file is %v (%v)", i, err)
 	}
 }

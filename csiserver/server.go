@@ -121,6 +121,9 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	if !s.served.CompareAndSwap(false, true) {
 		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: make a new one")}
 	}
+	if l, ok := lis.(*Listener); ok {
+		l.logTo(s.logger)
+	}
 	gs := s.grpcServer()
 	done := make(chan error, 1)
 	go func() { done <- gs.Serve(lis) }()

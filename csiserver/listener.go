@@ -1,0 +1,178 @@
+package csiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// A Listener is the socket of a plugin. It is a [net.Listener] for
+// [Server.Serve] or for a grpc.Server. Make one with [Listen] or [ListenFile].
+//
+// While somebody waits in Accept, it sees within five seconds that its file is gone
+// (an administrator cleans up, a directory is mounted over it) and makes it anew:
+// nobody finds the plugin without it. When another process serves there by then, it
+// gives way, and Accept fails with an [*Error] that names who it is.
+type Listener struct {
+	path   string // of the socket file, "" without one to look after
+	config listenConfig
+	close  func() error
+
+	mu       sync.Mutex
+	lis      net.Listener
+	own      fs.FileInfo // the file of lis
+	renewing bool        // own is gone, and Accept is making another one
+	closed   bool
+	logger   *slog.Logger
+	trouble  string // what was last reported
+}
+
+func newListener(l net.Listener) *Listener {
+	return &Listener{lis: l, close: sync.OnceValue(l.Close)}
+}
+
+// newUnixListener makes a Listener of lis, whose file at path is own.
+func newUnixListener(lis net.Listener, path string, own fs.FileInfo, c listenConfig) *Listener {
+	l := &Listener{path: path, config: c, lis: lis, own: own}
+	l.close = sync.OnceValue(l.closeUnix)
+	return l
+}
+
+// Accept waits for the next connection. After Close it fails with
+// [net.ErrClosed].
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		lis := l.current()
+		timed, ok := lis.(interface{ SetDeadline(time.Time) error })
+		if !ok || l.path == "" {
+			return lis.Accept()
+		}
+		// Connections prove that the file is there: it is looked after when none
+		// come. If this fails, because lis is closed, so does Accept.
+		_ = timed.SetDeadline(time.Now().Add(l.config.fileInterval))
+		conn, err := lis.Accept()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return conn, err
+		}
+		if err := l.lookAfterFile(); err != nil {
+			return nil, &Error{Op: "accept", Object: "unix://" + l.path, Err: err}
+		}
+	}
+}
+
+// Addr returns the path of the socket, or the TCP address with its real port.
+func (l *Listener) Addr() net.Addr { return l.current().Addr() }
+
+// Close stops listening and removes the socket file, unless the file is no
+// longer the one that the Listener made. It waits for half a second at most for
+// another process that is starting in the same directory; then it leaves the
+// file in place, for the next Listen to replace, and says so. Calling it again
+// changes nothing and returns the same. The error is an [*Error].
+func (l *Listener) Close() error { return l.close() }
+
+func (l *Listener) current() net.Listener {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lis
+}
+
+func (l *Listener) closeUnix() error {
+	l.mu.Lock()
+	l.closed = true
+	lis, own, renewing := l.lis, l.own, l.renewing
+	l.mu.Unlock()
+
+	// The file goes first: while the socket is open the kernel keeps its inode, so
+	// its number cannot have been given to somebody else's file.
+	var err error
+	if !renewing { // then it has gone, and Accept removes the one it makes
+		err = unlinkOwn(l.path, own)
+	}
+	if err = errors.Join(err, lis.Close()); err != nil {
+		return &Error{Op: "close", Object: "unix://" + l.path, Err: err}
+	}
+	return nil
+}
+
+// lookAfterFile makes the socket anew if its file is gone. Its error is final.
+func (l *Listener) lookAfterFile() error {
+	l.mu.Lock()
+	lis, own, closed := l.lis, l.own, l.closed
+	if closed {
+		l.mu.Unlock()
+		return net.ErrClosed
+	}
+	now, err := os.Lstat(l.path)
+	if err == nil && os.SameFile(own, now) {
+		l.trouble = ""
+		l.mu.Unlock()
+		return nil
+	}
+	l.renewing = true
+	l.mu.Unlock()
+
+	// The old socket stays open meanwhile, so that its file is still known by its
+	// number.
+	next, own, err := bindUnix(l.path, l.config)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewing = false
+	if served := (*servedError)(nil); errors.As(err, &served) {
+		return fmt.Errorf("the socket file was replaced: now served by %s", served.who)
+	}
+	if err != nil {
+		l.report(slog.LevelError, "the socket file is gone and cannot be made anew yet: nobody can connect", err)
+		return nil
+	}
+	if l.closed {
+		return errors.Join(net.ErrClosed, unlinkOwn(l.path, own), next.Close())
+	}
+	l.lis, l.own = next, own
+	l.report(slog.LevelWarn, "the socket file was gone and has been made anew", nil)
+	return lis.Close()
+}
+
+// report logs once what has not changed since. The caller holds mu.
+func (l *Listener) report(level slog.Level, text string, err error) {
+	attrs := []slog.Attr{slog.String("endpoint", "unix://"+l.path)}
+	if err != nil {
+		attrs = append(attrs, slog.String("error", err.Error()))
+	}
+	if what := fmt.Sprint(text, err); what != l.trouble && l.logger != nil {
+		l.trouble = what
+		l.logger.LogAttrs(context.Background(), level, text, attrs...)
+	}
+}
+
+// logTo sets where trouble with the file is reported.
+func (l *Listener) logTo(logger *slog.Logger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.logger = logger
+}
+
+// unlinkOwn removes path if it is still the file own.
+func unlinkOwn(path string, own fs.FileInfo) error {
+	unlock, err := lockDir(filepath.Dir(path), closeTimeout)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		// A socket left behind is replaced by the next Listen; one that is
+		// removed from under its server is lost.
+		return fmt.Errorf("socket left in place: %w", err)
+	}
+	defer unlock()
+	if now, err := os.Lstat(path); err != nil || !os.SameFile(own, now) {
+		return nil
+	}
+	return os.Remove(path)
+}
