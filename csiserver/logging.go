@@ -159,12 +159,19 @@ func (l *callLog) end(ctx context.Context, c *call, req any, err error) {
 func callAttrs(ctx context.Context, method string, req any) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 8)
 	attrs = append(attrs, slog.String("rpc", shortName(method)))
+	if id := RequestID(ctx); id != "" {
+		attrs = append(attrs, slog.String("request_id", id))
+	}
+	return requestAttrs(attrs, req)
+}
+
+// requestAttrs appends what a call is about.
+func requestAttrs(attrs []slog.Attr, req any) []slog.Attr {
 	add := func(key, value string) {
 		if value != "" {
 			attrs = append(attrs, slog.String(key, value))
 		}
 	}
-	add("request_id", RequestID(ctx))
 	if r, ok := req.(interface{ GetVolumeId() string }); ok {
 		add("volume_id", r.GetVolumeId())
 	}

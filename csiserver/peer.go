@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 // servedError says that somebody is alive behind a socket.
@@ -127,11 +125,7 @@ func dialPatiently(path string, timeout time.Duration) (net.Conn, error) {
 func pluginAt(path string, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	client, err := grpc.NewClient("passthrough:///csi",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}))
+	client, err := dialAddr(&net.UnixAddr{Net: "unix", Name: path})
 	if err != nil {
 		return fmt.Sprintf("something that cannot be asked for its name (%v)", err)
 	}

@@ -39,6 +39,7 @@ type Server struct {
 	log    *callLog
 	layers []Interceptor // the outermost first
 	served atomic.Bool
+	addr   atomic.Pointer[net.Addr] // while serving; for Health
 }
 
 // New makes a server of the services that opts give and of an Identity service.
@@ -124,6 +125,9 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	if l, ok := lis.(*Listener); ok {
 		l.logTo(s.logger)
 	}
+	addr := lis.Addr()
+	s.addr.Store(&addr)
+	defer s.addr.Store(nil)
 	gs := s.grpcServer()
 	done := make(chan error, 1)
 	go func() { done <- gs.Serve(lis) }()

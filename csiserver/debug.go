@@ -1,0 +1,186 @@
+package csiserver
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+)
+
+// A Section is a table on the debug page of [Server.Health]. Make one with [Rows].
+type Section struct {
+	name string
+	rows func() table
+}
+
+// Rows makes a section of what snapshot returns: a row for each element, with a
+// column for each exported field, so that this is enough:
+//
+//	server.Health(csiserver.Rows("locks", locks.Snapshot), csiserver.Rows("stuck", group.Snapshot))
+//
+// Structs within are taken apart unless they are a [fmt.Stringer]; a [time.Time] is
+// shown as its age. snapshot is called for each page and has to answer from memory.
+func Rows[T any](name string, snapshot func() []T) Section {
+	return Section{name, func() table {
+		now := time.Now()
+		t := table{columns: columnsOf(reflect.TypeFor[T]())}
+		for _, x := range snapshot() {
+			t.rows = append(t.rows, cellsOf(nil, reflect.ValueOf(x), now))
+		}
+		return t
+	}}
+}
+
+// debugHandler shows the calls under way and sections.
+func (s *Server) debugHandler(sections []Section) http.Handler {
+	sections = append([]Section{{"calls", s.callTable}}, sections...)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if r.FormValue("format") == "json" || strings.Contains(r.Header.Get("Accept"), "application/json") {
+			w.Header().Set("Content-Type", "application/json")
+			page := map[string]any{"plugin": s.name}
+			for _, x := range sections {
+				page[x.name] = x.rows().objects()
+			}
+			_ = json.NewEncoder(w).Encode(page)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "%s, %s\n", s.name, time.Now().UTC().Format(time.RFC3339))
+		for _, x := range sections {
+			t := x.rows()
+			fmt.Fprintf(w, "\n%s: %d\n", x.name, len(t.rows))
+			t.print(w)
+		}
+	})
+}
+
+// callTable lists the calls under way, oldest first.
+func (s *Server) callTable() table {
+	t := table{columns: []string{"rpc", "age", "request_id", "about"}}
+	for _, u := range s.log.calls.running() {
+		var about []string
+		for _, a := range requestAttrs(nil, u.request) {
+			about = append(about, a.String())
+		}
+		t.rows = append(t.rows, []string{shortName(u.method), age(time.Since(u.start)), u.requestID(), strings.Join(about, " ")})
+	}
+	return t
+}
+
+type table struct {
+	columns []string
+	rows    [][]string
+}
+
+// print writes the table for people; without rows it writes nothing.
+func (t table) print(w io.Writer) {
+	if len(t.rows) == 0 {
+		return
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(tw, "  %s\n", strings.ToUpper(strings.Join(t.columns, "\t")))
+	for _, row := range t.rows {
+		cells := make([]string, len(row))
+		for i, c := range row {
+			if cells[i] = printable(c); c == "" {
+				cells[i] = "-"
+			}
+		}
+		fmt.Fprintf(tw, "  %s\n", strings.Join(cells, "\t"))
+	}
+	tw.Flush()
+}
+
+// printable quotes what would break the table, or the terminal of the reader.
+func printable(s string) string {
+	if strings.ContainsFunc(s, unicode.IsControl) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+func (t table) objects() []map[string]string {
+	objects := make([]map[string]string, len(t.rows))
+	for i, row := range t.rows {
+		objects[i] = make(map[string]string, len(row))
+		for j, c := range row {
+			objects[i][t.columns[j]] = c
+		}
+	}
+	return objects
+}
+
+var (
+	timeType     = reflect.TypeFor[time.Time]()
+	stringerType = reflect.TypeFor[fmt.Stringer]()
+)
+
+// apart tells whether values of t get a column for each field.
+func apart(t reflect.Type) bool {
+	return t.Kind() == reflect.Struct && t != timeType && !t.Implements(stringerType)
+}
+
+func columnsOf(t reflect.Type) (names []string) {
+	if !apart(t) {
+		return []string{"value"}
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		switch {
+		case !f.IsExported():
+		case apart(f.Type):
+			names = append(names, columnsOf(f.Type)...)
+		default:
+			names = append(names, snake(f.Name))
+		}
+	}
+	return names
+}
+
+func cellsOf(cells []string, v reflect.Value, now time.Time) []string {
+	if apart(v.Type()) {
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				cells = cellsOf(cells, v.Field(i), now)
+			}
+		}
+		return cells
+	}
+	if at, ok := v.Interface().(time.Time); ok {
+		return append(cells, age(now.Sub(at)))
+	}
+	return append(cells, fmt.Sprint(v.Interface()))
+}
+
+// age leaves out what nobody reads at night.
+func age(d time.Duration) string {
+	switch {
+	case d > time.Minute:
+		return d.Round(time.Second).String()
+	case d > time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+// snake spells the name of a field as the log does: RequestID is request_id.
+func snake(name string) string {
+	var b strings.Builder
+	for i, r := range name {
+		upper := r >= 'A' && r <= 'Z'
+		startsWord := upper && i > 0 && (name[i-1] >= 'a' || i+1 < len(name) && name[i+1] >= 'a')
+		if startsWord {
+			b.WriteByte('_')
+		}
+		b.WriteRune(r)
+	}
+	return strings.ToLower(b.String())
+}
