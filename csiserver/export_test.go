@@ -1,6 +1,10 @@
 package csiserver
 
-import "time"
+import (
+	"time"
+
+	"google.golang.org/grpc"
+)
 
 // WithAnswerTimeout shortens the wait for a silent owner of a socket.
 func WithAnswerTimeout(d time.Duration) ListenOption {
@@ -19,3 +23,12 @@ func WithFileInterval(d time.Duration) ListenOption {
 
 // SunPathMax is the limit that Listen applies.
 const SunPathMax = sunPathMax
+
+// Chain is how a Server puts its layers together.
+func Chain(layers []Interceptor) grpc.UnaryServerInterceptor {
+	var unary []grpc.UnaryServerInterceptor
+	for _, l := range layers {
+		unary = append(unary, l.Unary)
+	}
+	return chain(unary)
+}

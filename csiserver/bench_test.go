@@ -1,0 +1,101 @@
+package csiserver_test
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/volumelock"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+// typicalPublish is a NodePublishVolume of kubelet's, 600 bytes on the wire.
+func typicalPublish() *csi.NodePublishVolumeRequest {
+	const pv = "pvc-4d9e1c52-7f0b-4c1e-9f0e-2f7c5f3a9b11"
+	return &csi.NodePublishVolumeRequest{
+		VolumeId:          pv,
+		StagingTargetPath: "/var/lib/kubelet/plugins/kubernetes.io/csi/block.csikit.dev/9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08/globalmount",
+		TargetPath:        "/var/lib/kubelet/pods/1f6e3f1c-9f0e-4c1e-8f3a-2f7c5f3a9b11/volumes/kubernetes.io~csi/" + pv + "/mount",
+		VolumeCapability: &csi.VolumeCapability{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: "ext4", MountFlags: []string{"noatime"}}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+		},
+		Secrets: map[string]string{"username": "backup", "password": "f1eld-s3cret"},
+		VolumeContext: map[string]string{
+			"csi.storage.k8s.io/pod.name": "web-0", "csi.storage.k8s.io/pod.namespace": "shop",
+			"csi.storage.k8s.io/ephemeral": "false", "csi.storage.k8s.io/pod.uid": "1f6e3f1c-9f0e-4c1e-8f3a-2f7c5f3a9b11", "pool": "fast", "replicas": "3",
+		},
+	}
+}
+
+var publishInfo = &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodePublishVolume"}
+
+// BenchmarkLayers measures what the layers cost by themselves, without transport,
+// in proportion to a proto.Marshal of the request (vs-marshal).
+func BenchmarkLayers(b *testing.B) {
+	req := typicalPublish()
+	resp := &csi.NodePublishVolumeResponse{}
+	handler := func(context.Context, any) (any, error) { return resp, nil }
+	// Before and after each part, as other work on the machine comes and goes.
+	marshal := func() float64 {
+		const rounds = 5_000
+		start := time.Now()
+		for range rounds {
+			if _, err := proto.Marshal(req); err != nil {
+				b.Fatal(err)
+			}
+		}
+		return float64(time.Since(start).Nanoseconds()) / rounds
+	}
+	discard := slog.New(slog.NewJSONHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	quiet := slog.New(slog.NewJSONHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError}))
+	metrics, err := csiserver.Metrics(nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	lock := csiserver.Interceptor{Unary: volumelock.UnaryServerInterceptor(new(volumelock.Table))}
+	off := []csiserver.LayerOption{csiserver.WithRequestChecks(csiserver.Off), csiserver.WithResponseChecks(csiserver.Off)}
+	for _, bb := range []struct {
+		name   string
+		layers []csiserver.Interceptor
+	}{
+		{"ids", []csiserver.Interceptor{csiserver.RequestIDs()}},
+		{"log-off", []csiserver.Interceptor{csiserver.Logging(quiet)}},
+		{"log-json", []csiserver.Interceptor{csiserver.Logging(discard)}},
+		{"metrics-noop", []csiserver.Interceptor{metrics}},
+		{"status", []csiserver.Interceptor{csiserver.StatusNormalization()}},
+		{"recovery", []csiserver.Interceptor{csiserver.Recovery(quiet)}},
+		{"validation", []csiserver.Interceptor{csiserver.Validation(quiet)}},
+		{"all-but-validation", server(quiet, csiserver.Validation(quiet, off...))},
+		{"all", server(quiet, csiserver.Validation(quiet))},
+		{"all+metrics-noop", append(server(quiet, csiserver.Validation(quiet)), metrics)},
+		{"all+lock", append(server(quiet, csiserver.Validation(quiet)), lock)},
+		{"all+lock-but-validation", append(server(quiet, csiserver.Validation(quiet, off...)), lock)},
+		{"all+log-json-but-validation", server(discard, csiserver.Validation(quiet, off...))},
+		{"all+log-json", server(discard, csiserver.Validation(quiet))},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			call := csiserver.Chain(bb.layers)
+			ctx := b.Context()
+			b.ReportAllocs()
+			yardstick := marshal()
+			for b.Loop() {
+				if _, err := call(ctx, req, publishInfo, handler); err != nil {
+					b.Fatal(err)
+				}
+			}
+			yardstick = (yardstick + marshal()) / 2
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/yardstick, "vs-marshal")
+		})
+	}
+}
+
+// server is the order that Server uses.
+func server(l *slog.Logger, validation csiserver.Interceptor) []csiserver.Interceptor {
+	return []csiserver.Interceptor{csiserver.RequestIDs(), csiserver.Logging(l), csiserver.StatusNormalization(), csiserver.Recovery(l), validation}
+}
