@@ -12,14 +12,15 @@ import (
 // allocate for each layer and call.
 func chain(layers []grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		w := &wayIn{layers: layers, info: info, handler: handler}
+		w := &wayIn{call: call{Context: ctx}, layers: layers, info: info, handler: handler}
 		w.next = w.step
-		return w.step(ctx, req)
+		return w.step(&w.call, req)
 	}
 }
 
 // wayIn is one call on its way through layers.
 type wayIn struct {
+	call
 	layers  []grpc.UnaryServerInterceptor // still to be passed
 	info    *grpc.UnaryServerInfo
 	handler grpc.UnaryHandler

@@ -21,7 +21,13 @@ func RequestIDs() Interceptor {
 	prefix := hex.EncodeToString(random[:]) + "-"
 	var last atomic.Uint64
 	with := func(ctx context.Context) context.Context {
-		return &call{Context: ctx, idPrefix: prefix, id: last.Add(1)}
+		ctx, c := enter(ctx)
+		if c.id != 0 { // of a server further out
+			c = &call{Context: ctx, meters: c.meters}
+			ctx = c
+		}
+		c.idPrefix, c.id = prefix, last.Add(1)
+		return ctx
 	}
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
