@@ -1,0 +1,111 @@
+package csiserver_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// frozen mounts a file system that makes whoever writes to it wait in the kernel,
+// where no signal reaches, until thaw is called.
+func frozen(t *testing.T) (dir string, thaw func()) {
+	t.Helper()
+	gate.Root(t)
+	gate.Tools(t, "mke2fs")
+	image, dir := t.TempDir()+"/image", t.TempDir()
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "mke2fs", "-q", "-t", "ext4", image).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dev, err := loopdev.Attach(t.Context(), image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := dev.Detach(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount(dev.Path, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+	if err := unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0); err != nil {
+		t.Fatal(err)
+	}
+	thaw = func() { _ = unix.IoctlSetInt(int(f.Fd()), fiThaw, 0) }
+	t.Cleanup(func() {
+		thaw()
+		f.Close()
+	})
+	return dir, thaw
+}
+
+// A call that is stuck in the kernel does not hold up the stop: the socket goes
+// away at once, Serve returns and names the call, and a successor can start while
+// it is still stuck.
+func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
+	dir, thaw := frozen(t)
+	entered, returned := make(chan struct{}), make(chan error, 1)
+	const drain = 50 * time.Millisecond
+	p := serve(t, csiserver.WithDrainTimeout(drain), csiserver.WithNode(&node{unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error {
+		close(entered)
+		returned <- os.Mkdir(dir+"/pod", 0o700)
+		return nil
+	}}))
+	path := strings.TrimPrefix(p.conn.Target(), "unix://")
+	answer := make(chan error, 1)
+	go func() {
+		_, err := p.node().NodeUnpublishVolume(context.Background(), unpublishRequest)
+		answer <- err
+	}()
+	<-entered
+	p.probe() // the others do not notice
+	err := p.wait()
+	if err == nil || !strings.Contains(err.Error(), "calls cut after 50ms: NodeUnpublishVolume (request_id ") {
+		t.Errorf("Serve: %v", err)
+	}
+	if exists(path) {
+		t.Error("the socket is still there")
+	}
+	// The outcome is not known, and kubelet has to see that.
+	if code := status.Code(<-answer); code != codes.Unavailable && code != codes.Canceled {
+		t.Errorf("the client got %v", code)
+	}
+	successor := start(t, newServer(t), listen(t, path))
+	successor.probe()
+	select {
+	case err := <-returned:
+		t.Errorf("mkdir has returned (%v): it was not stuck", err)
+	default:
+	}
+	thaw()
+	if err := <-returned; err != nil {
+		t.Error(err)
+	}
+}
