@@ -11,9 +11,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
@@ -54,6 +57,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	defer pool.Close()
 
 	locks := new(volumelock.Table)
+	sections := []csiserver.Section{csiserver.Rows("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
@@ -80,6 +84,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 			return err
 		}
 		opts = append(opts, csiserver.WithNode(newNode(cfg, pool, ops)))
+		sections = append(sections, csiserver.Rows("in the kernel", ops.Inspect))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {
@@ -89,8 +94,32 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if err != nil {
 		return err
 	}
+	if cfg.http != "" {
+		stop, err := serveHTTP(cfg.http, server.Health(sections...), log)
+		if err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer stop()
+	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pool, "node_id", cfg.nodeID, "version", version)
 	return server.Serve(ctx, lis)
+}
+
+// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
+// them.
+func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
+	lis, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("-http: %w", err)
+	}
+	log.Info("serving health", "http", lis.Addr().String())
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("health is no longer served", "error", err)
+		}
+	}()
+	return func() { srv.Close() }, nil
 }
 
 func newLogger(cfg config, w io.Writer) *slog.Logger {

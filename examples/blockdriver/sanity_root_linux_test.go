@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -91,12 +92,15 @@ func startInProcess(t *testing.T, dir string) string {
 	return endpoint
 }
 
-// testLog sends the driver's log to the test's.
+// testLog sends the driver's log to the test's, and wants all responses valid.
 type testLog struct{ t *testing.T }
 
 var _ io.Writer = testLog{}
 
 func (l testLog) Write(p []byte) (int, error) {
 	l.t.Logf("%s", p)
+	if bytes.Contains(p, []byte("response breaks rules of CSI")) {
+		l.t.Error("the driver broke the rules of CSI")
+	}
 	return len(p), nil
 }
