@@ -2,7 +2,7 @@
 // Container Storage Interface (CSI) drivers. The root package itself holds no
 // code; import the block you need:
 //
-//	csiserver   a gRPC server on a unix socket: logging, recovery, validation, graceful stop, Identity built in
+//	csiserver   a gRPC server on a unix socket: logging, metrics, recovery, validation, graceful stop, Identity and health built in
 //	csispec     the rules of CSI v1.13: Validate a message, Redact it for a log
 //	volumelock  locks shaped like CSI, as a table and as a gRPC interceptor
 //	topology    segments, and choosing a place as the specification words requisite and preferred

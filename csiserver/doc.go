@@ -1,20 +1,37 @@
 // Package csiserver serves a CSI plugin on a unix socket.
 //
 //   - [Listen] makes the socket: it replaces what a dead process left behind,
-//     refuses to disturb a live one, and gives the file its mode from its first
-//     moment.
+//     refuses to disturb a live one, gives the file its mode and group without a
+//     moment of more, and makes it anew when it is deleted. [ListenFile] takes one
+//     that is listening already.
 //   - [New] and [Server.Serve] serve any subset of the five CSI services with
 //     an Identity service built in, and stop within a bound when told to.
-//   - [RequestIDs], [Logging], [StatusNormalization], [Recovery] and
-//     [Validation] are the layers around each call. Each is usable by itself in
-//     a grpc.Server of your own.
+//   - [RequestIDs], [Logging], [Metrics], [StatusNormalization], [Recovery],
+//     [Validation] and [Limits] are the layers around each call. Each is usable by
+//     itself in a grpc.Server of your own.
+//   - [Server.Health] is /healthz, /readyz and a page that lists what is going on.
 //
 // # Order of the layers
 //
-// From the outside in: request ID, log, status normalization, recovery from
-// panics, validation, the interceptors of the driver, the handler. The log
-// therefore shows what the caller gets, and a malformed request reaches neither
-// a lock nor the driver.
+// From the outside in:
+//
+//   - the span of the call, if there is a TracerProvider
+//   - its ID: everything below may name it
+//   - the log and the list of calls under way: they have every call, and what the
+//     caller gets
+//   - metrics, if there is a MeterProvider: likewise
+//   - status normalization: what comes from further in is made fit for kubelet, the
+//     secrets of the request taken out
+//   - recovery from panics: of everything below
+//   - validation: a malformed request reaches neither a limit, nor a lock, nor the
+//     driver; and its response is the last that anybody changes
+//   - limits, if there are any: time out and in-flight calls by method
+//   - the interceptors of the driver, locks innermost
+//   - the handler
+//
+// Some part can be had without the others: RequestIDs has to be the outermost of
+// those in use, and Recovery and Validation have to be inside of Metrics to be
+// counted.
 //
 // # When not to use it
 //
@@ -26,6 +43,7 @@
 //
 // A [Server] is safe for concurrent use and serves once. Nothing here needs
 // privileges beyond write permission in the directory of the socket, nor a
-// particular kernel. On systems other than Linux concurrent starts on the same
+// particular kernel. A group for the socket needs membership of it, or CAP_CHOWN. No
+// goroutine runs outside of Serve but those of calls that it could not end. On systems other than Linux concurrent starts on the same
 // socket are not serialised, and its mode is set just after it appears.
 package csiserver

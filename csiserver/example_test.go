@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/volumelock"
 	"google.golang.org/grpc"
 )
 
@@ -87,4 +92,60 @@ func ExampleRequestID() {
 	// Output:
 	// true
 	// <nil>
+}
+
+// A call that is refused for its number is retried by every caller in Kubernetes.
+// Probe and whatever only asks go on.
+func ExampleLimits() {
+	limits, err := csiserver.Limits(map[string]csiserver.Limit{
+		"NodeStageVolume":    {Timeout: 110 * time.Second, InFlight: 16},
+		"NodeGetVolumeStats": {Timeout: 10 * time.Second},
+	})
+	if err != nil {
+		panic(err)
+	}
+	stage := &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"}
+	_, err = limits.Unary(context.Background(), nil, stage, func(ctx context.Context, _ any) (any, error) {
+		_, bounded := ctx.Deadline()
+		fmt.Println("bounded:", bounded)
+		return nil, nil
+	})
+	fmt.Println(err)
+
+	_, err = csiserver.Limits(map[string]csiserver.Limit{"NodeStage": {InFlight: 16}})
+	fmt.Println(err)
+	// Output:
+	// bounded: true
+	// <nil>
+	// limit of NodeStage: CSI has no such method
+}
+
+// The page takes the snapshot functions of locks and of calls that hang in the
+// kernel as they are.
+func ExampleServer_Health() {
+	server, err := csiserver.New(
+		csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"},
+		csiserver.WithNode(&shareNode{}))
+	if err != nil {
+		panic(err)
+	}
+	locks := new(volumelock.Table)
+	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "share-1"}})
+	if err != nil {
+		panic(err)
+	}
+	defer held.Release()
+	health := server.Health(csiserver.Rows("locks", locks.Snapshot)) // http.ListenAndServe("127.0.0.1:9808", health)
+
+	w := httptest.NewRecorder()
+	health.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug", nil))
+	for _, line := range strings.Split(w.Body.String(), "\n")[1:] {
+		fmt.Println(strings.TrimRight(line[:min(len(line), 46)], " ")) // age and more are further right
+	}
+	// Output:
+	// calls: 0
+	//
+	// locks: 1
+	//   KEY               MODE       RPC
+	//   volume "share-1"  exclusive  NodeStageVolume
 }
