@@ -1,6 +1,7 @@
 package csiserver
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -64,15 +65,26 @@ func (s *Server) debugHandler(sections []Section) http.Handler {
 
 // callTable lists the calls under way, oldest first.
 func (s *Server) callTable() table {
-	t := table{columns: []string{"rpc", "age", "request_id", "about"}}
+	t := table{columns: []string{"rpc", "age", "caller", "request_id", "about"}}
 	for _, u := range s.log.calls.running() {
 		var about []string
 		for _, a := range requestAttrs(nil, u.request) {
 			about = append(about, a.String())
 		}
-		t.rows = append(t.rows, []string{shortName(u.method), age(time.Since(u.start)), u.requestID(), strings.Join(about, " ")})
+		t.rows = append(t.rows, []string{shortName(u.method), age(time.Since(u.start)), caller(u), u.requestID(), strings.Join(about, " ")})
 	}
 	return t
+}
+
+// caller tells whether anybody still waits for a call, and for how long.
+func caller(ctx context.Context) string {
+	if ctx.Err() != nil {
+		return "gone"
+	}
+	if t, ok := ctx.Deadline(); ok {
+		return "waits " + age(time.Until(t))
+	}
+	return "waits"
 }
 
 type table struct {

@@ -97,9 +97,9 @@ func TestDebug(t *testing.T) {
 
 	w := get(t, h, "/debug")
 	// Ages and IDs differ from run to run.
-	text := regexp.MustCompile(`\d+m?s +[0-9a-f]{8}-1`).ReplaceAllString(w.Body.String(), "AGE ID")
+	text := regexp.MustCompile(`\d+m?s +waits +[0-9a-f]{8}-1`).ReplaceAllString(w.Body.String(), "AGE ID")
 	text = regexp.MustCompile(`, 2.*Z\n`).ReplaceAllString(text, ", NOW\n")
-	text = regexp.MustCompile(`AGE +REQUEST_ID +`).ReplaceAllString(text, "AGE REQUEST_ID ")
+	text = regexp.MustCompile(`AGE +CALLER +REQUEST_ID +`).ReplaceAllString(text, "AGE REQUEST_ID ")
 	const want = `test.csikit.dev, NOW
 
 calls: 1

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,6 +26,9 @@ const (
 	// anything else, and promises to return within unwindTimeout of the drain
 	// timeout: if that is zero, the calls it cuts still get the other half.
 	closeTimeout = unwindTimeout / 2
+	// unlinkTimeout bounds all of the removal, which takes closeTimeout only when it
+	// has to wait for the lock.
+	unlinkTimeout = closeTimeout + 100*time.Millisecond
 	// fileInterval is how long a deleted socket file stays unnoticed at most. A
 	// look costs a microsecond, and kubelet tries for minutes.
 	fileInterval = 5 * time.Second
@@ -39,6 +43,7 @@ type listenConfig struct {
 	answerTimeout time.Duration
 	lockTimeout   time.Duration
 	fileInterval  time.Duration
+	logger        *slog.Logger // nil until Serve gives its own
 }
 
 type listenOption func(*listenConfig)
@@ -56,6 +61,12 @@ func WithSocketMode(mode fs.FileMode) ListenOption {
 // alone.
 func WithSocketGroup(gid int) ListenOption {
 	return listenOption(func(c *listenConfig) { c.group = gid })
+}
+
+// WithListenLogger sets where trouble with the socket file is reported. The default
+// is the logger of the [Server] that serves on the [Listener].
+func WithListenLogger(l *slog.Logger) ListenOption {
+	return listenOption(func(c *listenConfig) { c.logger = l })
 }
 
 // Listen makes the socket that endpoint names: unix:///path/csi.sock,

@@ -30,8 +30,7 @@ type Listener struct {
 	own      fs.FileInfo // the file of lis
 	renewing bool        // own is gone, and Accept is making another one
 	closed   bool
-	logger   *slog.Logger
-	trouble  string // what was last reported
+	reported string // last
 }
 
 func newListener(l net.Listener) *Listener {
@@ -49,7 +48,7 @@ func newUnixListener(lis net.Listener, path string, own fs.FileInfo, c listenCon
 // [net.ErrClosed].
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
-		lis := l.current()
+		lis, _ := l.current()
 		timed, ok := lis.(interface{ SetDeadline(time.Time) error })
 		if !ok || l.path == "" {
 			return lis.Accept()
@@ -68,19 +67,23 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // Addr returns the path of the socket, or the TCP address with its real port.
-func (l *Listener) Addr() net.Addr { return l.current().Addr() }
+func (l *Listener) Addr() net.Addr {
+	lis, _ := l.current()
+	return lis.Addr()
+}
 
 // Close stops listening and removes the socket file, unless the file is no
 // longer the one that the Listener made. It waits for half a second at most for
-// another process that is starting in the same directory; then it leaves the
-// file in place, for the next Listen to replace, and says so. Calling it again
+// another process that is starting in the same directory, or for a file system that
+// hangs; then it leaves the file in place, for the next Listen to replace, and says
+// so. Calling it again
 // changes nothing and returns the same. The error is an [*Error].
 func (l *Listener) Close() error { return l.close() }
 
-func (l *Listener) current() net.Listener {
+func (l *Listener) current() (net.Listener, fs.FileInfo) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.lis
+	return l.lis, l.own
 }
 
 func (l *Listener) closeUnix() error {
@@ -93,7 +96,7 @@ func (l *Listener) closeUnix() error {
 	// its number cannot have been given to somebody else's file.
 	var err error
 	if !renewing { // then it has gone, and Accept removes the one it makes
-		err = unlinkOwn(l.path, own)
+		err = unlinkInTime(l.path, own)
 	}
 	if err = errors.Join(err, lis.Close()); err != nil {
 		return &Error{Op: "close", Object: "unix://" + l.path, Err: err}
@@ -103,60 +106,95 @@ func (l *Listener) closeUnix() error {
 
 // lookAfterFile makes the socket anew if its file is gone. Its error is final.
 func (l *Listener) lookAfterFile() error {
-	l.mu.Lock()
-	lis, own, closed := l.lis, l.own, l.closed
-	if closed {
-		l.mu.Unlock()
-		return net.ErrClosed
-	}
-	now, err := os.Lstat(l.path)
-	if err == nil && os.SameFile(own, now) {
-		l.trouble = ""
-		l.mu.Unlock()
+	old, own := l.current()
+	if now, err := os.Lstat(l.path); err == nil && os.SameFile(own, now) {
 		return nil
 	}
-	l.renewing = true
-	l.mu.Unlock()
-
-	// The old socket stays open meanwhile, so that its file is still known by its
-	// number.
-	next, own, err := bindUnix(l.path, l.config)
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.renewing = false
-	if served := (*servedError)(nil); errors.As(err, &served) {
-		return fmt.Errorf("the socket file was replaced: now served by %s", served.who)
+	if !l.beginRenewal(old) {
+		return nil // the next Accept tells why
 	}
-	if err != nil {
+	// The old socket stays open meanwhile, so that its file is still known by its
+	// number. mu is not held: Close must not wait for a file system or a peer.
+	next, own, err := bindUnix(l.path, l.config)
+	if closed := l.endRenewal(next, own); closed {
+		if next != nil {
+			err = errors.Join(unlinkOwn(l.path, own), next.Close())
+		}
+		return errors.Join(net.ErrClosed, err)
+	}
+	switch served := (*servedError)(nil); {
+	case errors.As(err, &served):
+		return fmt.Errorf("the socket file was replaced: now served by %s", served.who)
+	case err != nil:
 		l.report(slog.LevelError, "the socket file is gone and cannot be made anew yet: nobody can connect", err)
 		return nil
 	}
-	if l.closed {
-		return errors.Join(net.ErrClosed, unlinkOwn(l.path, own), next.Close())
-	}
-	l.lis, l.own = next, own
 	l.report(slog.LevelWarn, "the socket file was gone and has been made anew", nil)
-	return lis.Close()
+	_ = old.Close() // nobody could reach it any more
+	return nil
 }
 
-// report logs once what has not changed since. The caller holds mu.
+// beginRenewal makes the file the business of one Accept instead of Close's.
+func (l *Listener) beginRenewal(old net.Listener) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.renewing || l.lis != old {
+		return false
+	}
+	l.renewing = true
+	return true
+}
+
+// endRenewal takes the new socket, if there is one, unless the Listener is closed.
+func (l *Listener) endRenewal(next net.Listener, own fs.FileInfo) (closed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renewing = false
+	if next != nil && !l.closed {
+		l.lis, l.own = next, own
+	}
+	return l.closed
+}
+
+// report logs a failure once, however often it is met.
 func (l *Listener) report(level slog.Level, text string, err error) {
+	l.mu.Lock()
+	logger, news := l.config.logger, fmt.Sprint(text, err)
+	known := err != nil && news == l.reported
+	l.reported = news
+	l.mu.Unlock()
+	if known || logger == nil {
+		return
+	}
 	attrs := []slog.Attr{slog.String("endpoint", "unix://"+l.path)}
 	if err != nil {
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
-	if what := fmt.Sprint(text, err); what != l.trouble && l.logger != nil {
-		l.trouble = what
-		l.logger.LogAttrs(context.Background(), level, text, attrs...)
-	}
+	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
-// logTo sets where trouble with the file is reported.
+// logTo sets where trouble with the file is reported, unless that is set.
 func (l *Listener) logTo(logger *slog.Logger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.logger = logger
+	if l.config.logger == nil {
+		l.config.logger = logger
+	}
+}
+
+// unlinkInTime is unlinkOwn, given up when the file system hangs: no signal ends
+// that, and a process that is to stop has to stop listening all the same.
+func unlinkInTime(path string, own fs.FileInfo) error {
+	done := make(chan error, 1)
+	go func() { done <- unlinkOwn(path, own) }()
+	hangs := time.NewTimer(unlinkTimeout)
+	defer hangs.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-hangs.C:
+		return errors.New("socket left in place: its file system does not answer")
+	}
 }
 
 // unlinkOwn removes path if it is still the file own.

@@ -28,7 +28,11 @@ func WithSlowCallsAfter(d time.Duration) LayerOption {
 // those that change something and debug for those that only ask: probes and
 // capabilities come many times a minute.
 func WithLogLevel(of func(fullMethod string) slog.Level) LayerOption {
-	return layerOption(func(c *layerConfig) { c.level = of })
+	return layerOption(func(c *layerConfig) {
+		if c.level = of; of == nil {
+			c.level = defaultLevel
+		}
+	})
 }
 
 func defaultLevel(fullMethod string) slog.Level {

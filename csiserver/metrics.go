@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const scope = "github.com/csikit/csikit/csiserver"
@@ -63,16 +64,20 @@ func Metrics(mp metric.MeterProvider) (Interceptor, error) {
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 			ctx, c := enter(ctx)
 			c.meters = m
-			end := m.begin(ctx, info.FullMethod)
-			defer func() { end.done(ctx, err) }()
-			return next(ctx, req)
+			counting := m.begin(ctx, info.FullMethod)
+			err = errPanicked // until it turns out otherwise
+			defer func() { counting.done(ctx, err) }()
+			resp, err = next(ctx, req)
+			return resp, err
 		},
 		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 			ctx, c := enter(ss.Context())
 			c.meters = m
-			end := m.begin(ctx, info.FullMethod)
-			defer func() { end.done(ctx, err) }()
-			return next(srv, &stream{ServerStream: ss, ctx: ctx})
+			counting := m.begin(ctx, info.FullMethod)
+			err = errPanicked
+			defer func() { counting.done(ctx, err) }()
+			err = next(srv, &stream{ServerStream: ss, ctx: ctx})
+			return err
 		},
 	}, nil
 }
@@ -145,7 +150,9 @@ func (m *meters) begin(ctx context.Context, method string) counted {
 	return c
 }
 
-// done is for calls that panicked, too, where no Recovery is further in.
+// errPanicked stands for the outcome of a panic that no Recovery further in caught.
+var errPanicked = status.Error(codes.Internal, "panicked")
+
 func (c counted) done(ctx context.Context, err error) {
 	c.inFlight.Add(ctx, -1, c.of.add...)
 	code := codeOf(err)

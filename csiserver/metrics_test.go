@@ -155,18 +155,37 @@ func TestMetricsRefused(t *testing.T) {
 	}
 }
 
-// Without a provider, and with layers in an order that makes no sense, calls are
-// served all the same.
+// Without a provider calls are served all the same.
 func TestMetricsNoop(t *testing.T) {
 	m, err := csiserver.Metrics(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := m.Unary(t.Context(), unpublishRequest, unpublishInfo, func(ctx context.Context, req any) (any, error) {
-		return csiserver.Recovery(nil).Unary(ctx, req, unpublishInfo, func(context.Context, any) (any, error) { panic("boom") })
+	want := &csi.NodeUnpublishVolumeResponse{}
+	resp, err := m.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) { return want, nil })
+	if resp != want || err != nil {
+		t.Errorf("got %v, %v", resp, err)
+	}
+}
+
+// Recovery further out leaves no call in flight, and no success that was none.
+func TestMetricsInsideRecovery(t *testing.T) {
+	l := &ledger{}
+	m, err := csiserver.Metrics(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := csiserver.Recovery(nil).Unary(t.Context(), unpublishRequest, unpublishInfo, func(ctx context.Context, req any) (any, error) {
+		return m.Unary(ctx, req, unpublishInfo, func(context.Context, any) (any, error) { panic("boom") })
 	})
 	if resp != nil || err == nil {
 		t.Errorf("got %v, %v", resp, err)
+	}
+	if got, want := l.all(), map[string]int64{
+		"csikit.csiserver.rpc.duration{code=Internal,method=/csi.v1.Node/NodeUnpublishVolume}": 1,
+		"csikit.csiserver.rpc.in_flight{method=/csi.v1.Node/NodeUnpublishVolume}":              0,
+	}; !maps.Equal(got, want) {
+		t.Errorf("counted %v, want %v", got, want)
 	}
 }
 

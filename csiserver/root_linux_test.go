@@ -2,6 +2,8 @@ package csiserver_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -17,9 +19,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// frozen mounts a file system that makes whoever writes to it wait in the kernel,
-// where no signal reaches, until thaw is called.
-func frozen(t *testing.T) (dir string, thaw func()) {
+// freezable mounts a file system. After freeze, whoever writes to it waits in the
+// kernel, where no signal reaches, until thaw or the end of the test.
+func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 	t.Helper()
 	gate.Root(t)
 	gate.Tools(t, "mke2fs")
@@ -55,22 +57,26 @@ func frozen(t *testing.T) (dir string, thaw func()) {
 		t.Fatal(err)
 	}
 	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
-	if err := unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0); err != nil {
-		t.Fatal(err)
+	freeze = func() {
+		t.Helper()
+		if err := unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0); err != nil {
+			t.Fatal(err)
+		}
 	}
 	thaw = func() { _ = unix.IoctlSetInt(int(f.Fd()), fiThaw, 0) }
 	t.Cleanup(func() {
 		thaw()
 		f.Close()
 	})
-	return dir, thaw
+	return dir, freeze, thaw
 }
 
 // A call that is stuck in the kernel does not hold up the stop: the socket goes
 // away at once, Serve returns and names the call, and a successor can start while
 // it is still stuck.
 func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
-	dir, thaw := frozen(t)
+	dir, freeze, thaw := freezable(t)
+	freeze()
 	entered, returned := make(chan struct{}), make(chan error, 1)
 	const drain = 50 * time.Millisecond
 	p := serve(t, csiserver.WithDrainTimeout(drain), csiserver.WithNode(&node{unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error {
@@ -108,4 +114,22 @@ func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
 	if err := <-returned; err != nil {
 		t.Error(err)
 	}
+}
+
+// The socket itself may be on a file system that hangs. It is no longer served
+// then, although its file stays.
+func TestServeEndsWithSocketStuckInTheKernel(t *testing.T) {
+	dir, freeze, thaw := freezable(t)
+	path := dir + "/csi.sock"
+	p := start(t, newServer(t), listen(t, path))
+	p.probe()
+	freeze()
+	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "socket left in place: its file system does not answer") {
+		t.Errorf("Serve: %v", err)
+	}
+	if c, err := net.Dial("unix", path); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("connect: %v, %v", c, err)
+	}
+	thaw()
+	until(func() bool { return !exists(path) }) // what hung goes on
 }
