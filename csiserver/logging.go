@@ -48,7 +48,8 @@ func defaultLevel(fullMethod string) slog.Level {
 // one at warn level while a call takes long: see [WithSlowCallsAfter].
 //
 // Requests pass through [csispec.Redact], and the text of errors through
-// [csispec.Redacted.Strip]. A nil logger discards.
+// [csispec.Redacted.Strip]. A handler must not change its request, which may be
+// looked at while it runs. A nil logger discards.
 func Logging(logger *slog.Logger, opts ...LayerOption) Interceptor {
 	return newCallLog(logger, newLayerConfig(opts)).interceptor()
 }

@@ -110,7 +110,8 @@ func (s *Server) makeLayers() error {
 // by ending their contexts. The contexts of calls do not derive from ctx.
 //
 // Serve returns nil after a stop in which every call could end, and an [*Error]
-// that names the calls it cut, or the failure of lis. A socket file that could
+// that names the calls it cut, or the failure of lis, which may be that another
+// plugin serves in the place of a [Listener] by now. A socket file that could
 // not be removed is such a failure: nothing is lost by it, the next [Listen]
 // replaces the file. Serve returns within a second of the drain timeout even if
 // a handler ignores its context, or another process holds up the removal of the
