@@ -48,7 +48,12 @@ func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		var err error
+		until(func() bool { // what hung closes its directory a little later
+			err = unix.Unmount(dir, 0)
+			return !errors.Is(err, unix.EBUSY)
+		})
+		if err != nil {
 			t.Error(err)
 		}
 	})
