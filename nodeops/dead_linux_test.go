@@ -56,6 +56,18 @@ func TestPublishLeavesALivingMount(t *testing.T) {
 	}
 }
 
+// Below a dead mount there may be one that lives, and holds somebody's data.
+func TestStageLeavesALivingMount(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	ok(t, unix.Mount("precious", f.staging, "tmpfs", 0, ""))
+	f.write(f.staging+"/file", "data")
+	mountFuse(t, f.staging).die()
+	wantKind(t, f.stage(f.stageRequest("ext4")), KindConflict, "tmpfs")
+	if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
+		t.Errorf("read %q (%v)", got, err)
+	}
+}
+
 func TestPublishFromADeadStagingPath(t *testing.T) {
 	n, staging, pods := staged(t)
 	mountFuse(t, staging).die()

@@ -35,7 +35,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
 		if why := dead(target); why != nil {
-			return n.restage(ctx, r, opts, target, why)
+			return n.restage(ctx, r, opts, target, table, why)
 		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
@@ -92,11 +92,17 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 	return table.refuseFilesystem(dev)
 }
 
-// restage makes a mount anew that is dead.
-func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, why error) error {
+// restage makes a mount anew that is dead. It takes the top one alone: what lies below
+// it may live, and is for the next look.
+func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, table table, why error) error {
 	// The dead superblock lives as long as one of its mounts, and is what a new one
 	// would show. No final code: the CO would forget what is mounted.
-	if err := n.unstage(ctx, target); err != nil {
+	on := table.at(target)
+	err := n.notPublished(ctx, table, on[len(on)-1:], target)
+	if err == nil {
+		err = n.unmountTop(ctx, target)
+	}
+	if err != nil {
 		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
 	}
 	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
@@ -301,14 +307,8 @@ func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
 	if len(on) == 0 {
 		return nil
 	}
-	for _, m := range on {
-		others, err := n.withoutAbandoned(ctx, table.elsewhere(m, target))
-		if err != nil {
-			return err
-		}
-		if len(others) > 0 {
-			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
-		}
+	if err := n.notPublished(ctx, table, on, target); err != nil {
+		return err
 	}
 	if err := n.unmountAll(ctx, target); err != nil {
 		return err
@@ -320,6 +320,20 @@ func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
 	}
 	if on := table.at(target); len(on) > 0 {
 		return faultf(KindUncertain, "still mounted: %s", on[len(on)-1].Source)
+	}
+	return nil
+}
+
+// notPublished makes sure that what is staged at the target shows nowhere else.
+func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Mount, target string) error {
+	for _, m := range on {
+		others, err := n.withoutAbandoned(ctx, table.elsewhere(m, target))
+		if err != nil {
+			return err
+		}
+		if len(others) > 0 {
+			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
+		}
 	}
 	return nil
 }

@@ -202,6 +202,20 @@ func resolveTarget(p string) (string, error) {
 	return r, err
 }
 
+// unmountTop takes down the one mount that is on top at the path.
+func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
+	_, done := n.telemetry.step(ctx, "unmount")
+	defer func() { done(err) }()
+	was, err := mountapi.Unmount(p)
+	if err != nil {
+		return unmountFault(p, err)
+	}
+	if !was {
+		return faultf(KindUncertain, "it went away meanwhile, or the kernel does not let this process unmount it")
+	}
+	return nil
+}
+
 // unmountAll is the function of that name as a step of an operation.
 func (n *Node) unmountAll(ctx context.Context, p string) error {
 	_, done := n.telemetry.step(ctx, "unmount")
