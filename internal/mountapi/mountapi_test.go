@@ -100,6 +100,19 @@ func TestParseOptions(t *testing.T) {
 	}
 }
 
+// csi.proto: mount_flags may be sensitive, and must not be leaked.
+func TestErrorsShowNoValue(t *testing.T) {
+	for _, flag := range []string{`password="hunter2`, `"hunter2`, "password=hunter2\x00", "loop=hunter2", `"hunter2,x"`, `"hunter2,x=y"`} {
+		o, err := ParseOptions([]string{flag})
+		if err == nil {
+			_, err = JoinOptions(o.Data)
+		}
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q: error is %v", flag, err)
+		}
+	}
+}
+
 func TestMountAttr(t *testing.T) {
 	for options, want := range map[string]Attr{
 		"rw,relatime":                                0,

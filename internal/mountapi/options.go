@@ -3,6 +3,7 @@ package mountapi
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -101,7 +102,7 @@ func (o *Options) add(word string) error {
 		return nil
 	case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave",
 		"private", "rprivate", "unbindable", "runbindable", "loop":
-		return fmt.Errorf("mount flag %q: asks for another kind of mount; remove it", word)
+		return fmt.Errorf("mount flag %q: asks for another kind of mount; remove it", key)
 	}
 	if strings.HasPrefix(key, "x-") || strings.HasPrefix(key, "X-") {
 		return nil
@@ -119,13 +120,23 @@ func JoinOptions(options []string) (string, error) {
 		if strings.Contains(o, ",") {
 			key, value, ok := strings.Cut(o, "=")
 			if !ok || strings.Contains(key, ",") || strings.Contains(value, `"`) {
-				return "", fmt.Errorf("%w: a comma in %q", ErrOption, key)
+				return "", fmt.Errorf("%w: a comma in %s", ErrOption, shown(o))
 			}
 			o = key + `="` + value + `"`
 		}
 		words[i] = o
 	}
 	return strings.Join(words, ","), nil
+}
+
+// shown is what an error says of an option: its key. The value may be secret (csi.proto
+// on mount_flags), and so may be what has no key, such as a password with a comma in it.
+func shown(option string) string {
+	key, _, ok := strings.Cut(option, "=")
+	if !ok || strings.Contains(key, ",") {
+		return "(hidden)"
+	}
+	return strconv.Quote(key)
 }
 
 func splitOptions(s string) ([]string, error) {
@@ -135,7 +146,7 @@ func splitOptions(s string) ([]string, error) {
 	for _, r := range s {
 		switch {
 		case r == 0:
-			return nil, fmt.Errorf("mount flag %q: has a NUL byte", s)
+			return nil, fmt.Errorf("mount flag %s: has a NUL byte", shown(b.String()))
 		case r == '"':
 			quoted = !quoted
 		case r == ',' && !quoted:
@@ -146,7 +157,7 @@ func splitOptions(s string) ([]string, error) {
 		}
 	}
 	if quoted {
-		return nil, fmt.Errorf("mount flag %q: a double quote is not closed", s)
+		return nil, fmt.Errorf("mount flag %s: a double quote is not closed", shown(b.String()))
 	}
 	return append(words, b.String()), nil
 }
