@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	osexec "os/exec"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -185,18 +187,23 @@ func (n *Node) execute(ctx context.Context, p program) (status int, output strin
 
 // hider replaces options that are not to be shown, and their values wherever else they are.
 func hider(sensitive []string) *strings.Replacer {
-	var pairs []string
+	hidden := make(map[string]string)
 	for _, option := range sensitive {
 		key, value, ok := strings.Cut(option, "=")
 		if !ok {
-			key, value = "", option
-		}
-		if ok {
-			pairs = append(pairs, option, key+"=(hidden)")
+			value = option
+		} else {
+			hidden[option] = key + "=(hidden)"
 		}
 		if value != "" {
-			pairs = append(pairs, value, "(hidden)")
+			hidden[value] = "(hidden)"
 		}
+	}
+	// The longest first: of two that begin alike, the first one is replaced, and what
+	// the longer one has more would be seen.
+	var pairs []string
+	for _, text := range slices.SortedFunc(maps.Keys(hidden), func(a, b string) int { return len(b) - len(a) }) {
+		pairs = append(pairs, text, hidden[text])
 	}
 	return strings.NewReplacer(pairs...)
 }

@@ -129,6 +129,13 @@ func TestShareOptions(t *testing.T) {
 	}
 }
 
+func TestHider(t *testing.T) {
+	hide := hider([]string{"username=joe", "password=joe1234", "joe1"})
+	if got := hide.Replace("joe joe1 joe1234 password=joe1234"); got != "(hidden) (hidden) (hidden) password=(hidden)" {
+		t.Errorf("shown is %q", got)
+	}
+}
+
 func TestShareHelperIsMissing(t *testing.T) {
 	n, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
