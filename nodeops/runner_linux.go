@@ -67,9 +67,10 @@ func (c *cmd) CombinedOutput() ([]byte, error) {
 	return b, c.ended(err)
 }
 
-// ended makes sure that what was killed is gone, children included.
+// ended makes sure that what was killed or failed is gone, children included: who is
+// told that nothing was done may count on it.
 func (c *cmd) ended(err error) error {
-	if c.killed {
+	if c.killed || err != nil && c.ProcessState != nil {
 		reapGroup(c.Process.Pid)
 	}
 	if ee := (*osexec.ExitError)(nil); errors.As(err, &ee) {

@@ -216,6 +216,19 @@ func TestShareHelperThatHangs(t *testing.T) {
 }
 
 // kubernetes-csi/csi-driver-nfs#927: a stale handle kept pods from starting again.
+// INTERNAL is final for kubelet: nothing may be mounted after it.
+func TestShareHelperThatFailsButGoesOn(t *testing.T) {
+	n, _, pods := staged(t)
+	pid := filepath.Join(t.TempDir(), "pid")
+	helper(t, "tmpfs", fmt.Sprintf(`(sleep 1; %s) & echo $! > %s; exit 32`, mounts, pid))
+	wantKind(t, n.share(t, filepath.Join(pods, "p"), nil), KindInternal, "status 32")
+	text, err := os.ReadFile(pid)
+	ok(t, err)
+	if state, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat"); err == nil && !bytes.Contains(state, []byte(") Z ")) {
+		t.Errorf("its child goes on: %s", state)
+	}
+}
+
 func TestShareThatIsDead(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)
