@@ -3,6 +3,7 @@ package nodeops
 import (
 	"context"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
@@ -77,6 +78,11 @@ func checkShare(r SharePublish) (share, error) {
 	}
 	opts.Attr |= secret.Attr
 	opts.Data = append(opts.Data, secret.Data...)
+	// nfs(5): mount.nfs then says that it succeeded, leaves its process group, and mounts
+	// whenever the server answers, on a path that by then is another volume's.
+	if slices.Contains(opts.Data, "bg") {
+		return share{}, faultf(KindInvalid, "mount flag bg: mounts some time later, when nobody waits for it; remove it")
+	}
 	if r.ReadOnly {
 		opts.Attr |= mountapi.ReadOnly
 	}

@@ -83,6 +83,7 @@ func TestShareRefusesNonsense(t *testing.T) {
 		func(r *SharePublish) { r.FSType = "." },
 		func(r *SharePublish) { r.TargetPath = "p" },
 		func(r *SharePublish) { r.MountFlags = []string{"bind"} },
+		func(r *SharePublish) { r.MountFlags = []string{"hard,bg"} },
 		func(r *SharePublish) { r.Sensitive = []string{`pass="hunter2`} },
 	} {
 		err := n.share(t, "/nowhere/p", change)
