@@ -82,6 +82,7 @@ func TestParseOptions(t *testing.T) {
 		{"errors=remount-ro,discard", 0, "errors=remount-ro|discard"},
 		{`context="system_u:object_r:container_file_t:s0:c1,c2",noatime`, NoAtime, "context=system_u:object_r:container_file_t:s0:c1,c2"},
 		{"data=ordered,,", 0, "data=ordered"},
+		{"user,user=joe,group", 0, "user=joe"},
 	}
 	for _, test := range tests {
 		got, err := ParseOptions(strings.Split(test.flags, "|"))

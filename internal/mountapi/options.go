@@ -95,7 +95,11 @@ func (o *Options) add(word string) error {
 			return nil
 		}
 	}
-	key, _, _ := strings.Cut(word, "=")
+	key, _, valued := strings.Cut(word, "=")
+	if key == "user" && valued { // mount.cifs(8): who logs in
+		o.Data = append(o.Data, word)
+		return nil
+	}
 	switch key {
 	case "", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group",
 		"_netdev", "nofail", "relatime", "norelatime", "comment":
