@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
@@ -118,8 +119,10 @@ func (s share) compare(on []mountapi.Mount) []Difference {
 			continue
 		}
 		have, shown := m.SuperOption(key)
-		// "4" is the newest of 4.x that the server has.
-		if shown && have != want && !(key == "vers" && strings.HasPrefix(have, want+".")) {
+		if shown && !slices.ContainsFunc(strings.Split(want, ":"), func(want string) bool { // "krb5p:krb5i" leaves the choice to the server
+			// "4" is the newest of 4.x that the server has, "default" (of cifs) the newest of all.
+			return have == want || key == "vers" && (want == "default" || strings.HasPrefix(have, want+"."))
+		}) {
 			diff = append(diff, Difference{"mount flag " + key, want, have})
 		}
 	}

@@ -260,6 +260,9 @@ func TestShareCriticalOptions(t *testing.T) {
 		{[]string{"nfsvers=3"}, false},
 		{[]string{"sec=sys"}, true},
 		{[]string{"sec=krb5p"}, false},
+		{[]string{"sec=krb5p:sys"}, true}, // nfs(5): a list, of which the server takes one
+		{[]string{"sec=krb5p:krb5i"}, false},
+		{[]string{"vers=default"}, true}, // mount.cifs(8)
 		{[]string{"proto=udp"}, false},
 		{[]string{"rsize=4096", "hard", "timeo=50"}, true}, // negotiated, or not worth a conflict
 	} {
