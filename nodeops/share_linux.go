@@ -29,8 +29,9 @@ func (n *Node) publishShare(ctx context.Context, s share, targetPath string) err
 	}
 	failed := n.mountShare(ctx, s, target)
 	// What a helper says of itself does not count: one that was killed may have
-	// mounted just before, and one that succeeded something else.
-	on, err := mountapi.At(target)
+	// mounted just before, and one that succeeded something else, or what a server
+	// of its own serves, which ended meanwhile.
+	on, err := n.livingAt(ctx, target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
@@ -46,7 +47,7 @@ func (n *Node) publishShare(ctx context.Context, s share, targetPath string) err
 			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 		}
 	} else if failed == nil {
-		failed = errors.New("the mount helper succeeded, but nothing is mounted")
+		failed = errors.New("the mount helper succeeded, but nothing is mounted, or it died at once; see the helper's log")
 	}
 	undo()
 	return failed

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -241,6 +243,55 @@ func TestShareThatIsDead(t *testing.T) {
 	}
 	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "tmpfs" {
 		t.Errorf("mounted is %v, want tmpfs", got)
+	}
+}
+
+func init() { roles = append(roles, gate.Role("mount.fuse", mountFuseRole)) }
+
+// mountFuseRole is a mount helper that is its file system's server as well. It ends
+// with its input.
+func mountFuseRole() {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR, 0)
+	if err == nil {
+		err = unix.Mount(os.Args[1], os.Args[2], "fuse", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd))
+	}
+	if err == nil && fd != 3 {
+		err = unix.Dup3(fd, 3, 0)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fuseRole()
+}
+
+// A server that died, or was killed as part of a helper whose time was up, leaves a mount
+// at which the pod would get ENOTCONN.
+func TestShareThatIsDeadAtOnce(t *testing.T) {
+	_, _, pods := staged(t)
+	n, err := New(Config{HelperTimeout: 500 * time.Millisecond})
+	ok(t, err)
+	role := gate.RoleCommand(t.Context(), "mount.fuse")
+	run := fmt.Sprintf(`exec env %s %s "$1" "$2"`, strings.Join(role.Env[len(os.Environ()):], " "), role.Path)
+	for _, tt := range []struct {
+		name, script string
+		code         codes.Code
+	}{
+		{"helper succeeds", "(" + run + ")</dev/null", codes.Internal},
+		{"helper is killed", "sleep 600 | (" + run + ")", codes.DeadlineExceeded},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			mountFuse(t, t.TempDir()).die() // or says what the test lacks
+			helper(t, "fuse", tt.script)
+			target := filepath.Join(pods, "p")
+			err := n.share(t, target, func(r *SharePublish) { r.FSType = "fuse" })
+			if status.Code(err) != tt.code {
+				t.Errorf("error is %v, want code %v", err, tt.code)
+			}
+			if got := mountedTypes(t, target); len(got) > 0 {
+				t.Errorf("mounted is %v", got)
+			}
+		})
 	}
 }
 
