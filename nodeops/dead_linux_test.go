@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -237,4 +238,45 @@ func TestAbandonedPublication(t *testing.T) {
 	if _, err := os.Lstat(gone); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the abandoned target is still there (%v)", err)
 	}
+}
+
+// What works on a target that is given up is not disturbed: the target may be
+// half-way published, or its unmount hang.
+func TestAbandonedPublicationThatIsWorkedOn(t *testing.T) {
+	_, staging, pods := staged(t)
+	n, err := New(Config{Abandoned: func(string) bool { return true }})
+	ok(t, err)
+	target := filepath.Join(pods, "p")
+	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	end := workAt(t, n, target)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := n.Unstage(ctx, "v", staging); !isPending(err) {
+		t.Errorf("error is %v, want one that is pending", err)
+	}
+	if got := mountedTypes(t, target); len(got) != 1 {
+		t.Errorf("mounted is %v", got)
+	}
+	end()
+	ok(t, n.Unstage(t.Context(), "v", staging))
+}
+
+// workAt is an operation on the path that is under way until end is called.
+func workAt(t *testing.T, n *Node, path string) (end func()) {
+	t.Helper()
+	begun, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		_ = n.run(context.Background(), "work", "v", path, func(context.Context) error {
+			close(begun)
+			<-over
+			return nil
+		})
+	}()
+	<-begun
+	end = sync.OnceFunc(func() {
+		close(over)
+		waitIdle(t, n)
+	})
+	t.Cleanup(end)
+	return end
 }

@@ -3,7 +3,6 @@ package nodeops
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -147,7 +146,7 @@ func (n *Node) Inspect() []blocking.Call { return n.blocking.Snapshot() }
 // run does fn as the operation op on the path.
 func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
-	err := n.alone(ctx, op, volumeID, path, fn)
+	err := wrap(op, volumeID, path, n.alone(ctx, path, fn))
 	done(err)
 	return err
 }
@@ -159,19 +158,18 @@ func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(conte
 //
 // The context that fn gets ends with the caller's patience; what is begun is not to
 // end with it.
-func (n *Node) alone(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
+func (n *Node) alone(ctx context.Context, path string, fn func(context.Context) error) error {
 	key, err := n.key(ctx, path)
 	if err != nil {
-		return wrap(op, volumeID, path, err)
+		return err
 	}
 	for {
 		_, joined, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, fn(ctx) })
-		var pending *blocking.PendingError
-		if !joined || errors.As(err, &pending) {
-			return wrap(op, volumeID, path, err)
+		if !joined || isPending(err) {
+			return err
 		}
 		if err := ctx.Err(); err != nil { // nothing of ours was done
-			return wrap(op, volumeID, path, err)
+			return err
 		}
 	}
 }

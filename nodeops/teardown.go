@@ -35,7 +35,7 @@ const (
 func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most UnmountPolicy, fn func(context.Context) error) (err error) {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
 	defer func() { done(err) }()
-	run := func(ctx context.Context) error { return n.alone(ctx, op, volumeID, path, fn) }
+	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.alone(ctx, path, fn)) }
 	most = min(most, n.unmount)
 	if most == UnmountWait {
 		return run(ctx)
