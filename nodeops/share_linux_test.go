@@ -189,7 +189,7 @@ func TestShareHelperThatLies(t *testing.T) {
 // held every later mount of that server for hours.
 func TestShareHelperThatHangs(t *testing.T) {
 	_, _, pods := staged(t)
-	n, err := New(Config{HelperTimeout: 200 * time.Millisecond})
+	n, err := New(Config{HelperTimeout: 2 * time.Second})
 	ok(t, err)
 	pids := filepath.Join(t.TempDir(), "pids")
 	// Its children ignore what can be ignored, and outlive it.
@@ -269,22 +269,23 @@ func mountFuseRole() {
 // at which the pod would get ENOTCONN.
 func TestShareThatIsDeadAtOnce(t *testing.T) {
 	_, _, pods := staged(t)
-	n, err := New(Config{HelperTimeout: 500 * time.Millisecond})
-	ok(t, err)
 	role := gate.RoleCommand(t.Context(), "mount.fuse")
 	run := fmt.Sprintf(`exec env %s %s "$1" "$2"`, strings.Join(role.Env[len(os.Environ()):], " "), role.Path)
 	for _, tt := range []struct {
 		name, script string
+		timeout      time.Duration
 		code         codes.Code
 	}{
-		{"helper succeeds", "(" + run + ")</dev/null", codes.Internal},
-		{"helper is killed", "sleep 600 | (" + run + ")", codes.DeadlineExceeded},
+		{"helper succeeds", "(" + run + ")</dev/null", 0, codes.Internal},
+		{"helper is killed", "sleep 600 | (" + run + ")", time.Second, codes.DeadlineExceeded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			mountFuse(t, t.TempDir()).die() // or says what the test lacks
+			n, err := New(Config{HelperTimeout: tt.timeout})
+			ok(t, err)
 			helper(t, "fuse", tt.script)
 			target := filepath.Join(pods, "p")
-			err := n.share(t, target, func(r *SharePublish) { r.FSType = "fuse" })
+			err = n.share(t, target, func(r *SharePublish) { r.FSType = "fuse" })
 			if status.Code(err) != tt.code {
 				t.Errorf("error is %v, want code %v", err, tt.code)
 			}
