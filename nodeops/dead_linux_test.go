@@ -147,7 +147,7 @@ func TestUnpublishOfAHungMount(t *testing.T) {
 	} {
 		t.Run(tt.policy.String(), func(t *testing.T) {
 			_, _, pods := staged(t)
-			n, err := New(Config{Unmount: tt.policy, UnmountPatience: 50 * time.Millisecond})
+			n, err := New(Config{Unmount: tt.policy, UnmountPatience: 300 * time.Millisecond})
 			ok(t, err)
 			target, server := hungAt(t, n, pods)
 			if len(n.Inspect()) != 1 {
@@ -194,9 +194,9 @@ func TestUnpublishLazily(t *testing.T) {
 	ok(t, err)
 	defer keep.Close()
 
-	forced, err := New(Config{Unmount: UnmountForced, UnmountPatience: 50 * time.Millisecond})
+	forced, err := New(Config{Unmount: UnmountForced, UnmountPatience: 300 * time.Millisecond})
 	ok(t, err)
-	lazy, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 50 * time.Millisecond})
+	lazy, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 300 * time.Millisecond})
 	ok(t, err)
 	wantKind(t, forced.Unpublish(t.Context(), "v", target), KindBusy)
 	server.hangs.Store(false)
