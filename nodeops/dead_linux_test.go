@@ -224,6 +224,50 @@ func TestUnpublishOfALivingBusyMount(t *testing.T) {
 	}
 }
 
+// Work that takes long at a path, such as an expansion, is no sign that its mount hangs;
+// whoever gives up waiting for it is told that it goes on.
+func TestTearDownDuringOtherWork(t *testing.T) {
+	_, staging, pods := staged(t)
+	n, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 50 * time.Millisecond})
+	ok(t, err)
+	target := filepath.Join(pods, "p")
+	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	for path, teardown := range map[string]func(context.Context, string, string) error{staging: n.Unstage, target: n.Unpublish} {
+		end := workAt(t, n, path)
+		for _, patience := range []time.Duration{20, 75, 125, 300} {
+			ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
+			if err := teardown(ctx, "v", path); !isPending(err) {
+				t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
+			}
+			cancel()
+		}
+		if got := mountedTypes(t, path); len(got) != 1 {
+			t.Errorf("mounted is %v", got)
+		}
+		end()
+	}
+}
+
+// A caller whose time ends between two attempts is told that work goes on as well.
+func TestTearDownOfAHungMountInVain(t *testing.T) {
+	_, _, pods := staged(t)
+	n, err := New(Config{Unmount: UnmountForced, UnmountPatience: 50 * time.Millisecond})
+	ok(t, err)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	mountFuse(t, target).hangs.Store(true)
+	end := workAt(t, n, target) // stands for an umount that not even force ends
+	for _, patience := range []time.Duration{20, 75, 125, 300} {
+		ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
+		if err := n.Unpublish(ctx, "v", target); !isPending(err) {
+			t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
+		}
+		cancel()
+	}
+	end()
+	ok(t, n.Unpublish(t.Context(), "v", target))
+}
+
 func TestAbandonedPublication(t *testing.T) {
 	_, staging, pods := staged(t)
 	gone, alive := filepath.Join(pods, "gone"), filepath.Join(pods, "alive")

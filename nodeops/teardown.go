@@ -44,11 +44,15 @@ func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most Unm
 	if err != nil {
 		return wrap(op, volumeID, path, err)
 	}
-	err = n.patiently(ctx, run)
-	for policy := UnmountForced; policy <= most; policy++ {
-		if err == nil || ctx.Err() != nil || !n.hangs(ctx, key, err) {
-			return err
+	again := func(ctx context.Context) error {
+		next := run(ctx)
+		if isPending(err) && !isPending(next) && ctx.Err() != nil && errors.Is(next, ctx.Err()) {
+			return err // there was no time to look: it still is
 		}
+		return next
+	}
+	err = n.patiently(ctx, run)
+	for policy := UnmountForced; policy <= most && n.hangs(ctx, key, err); policy++ {
 		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
 		// Under a name of its own, as what hangs has the path's. What comes of it shows in
 		// the next attempt.
@@ -58,7 +62,7 @@ func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most Unm
 		})
 		// Those who waited for the server let go of the mount once they have their errors.
 		deadline := time.Now().Add(n.patience)
-		for err = n.patiently(ctx, run); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, run) {
+		for err = n.patiently(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, again) {
 			select {
 			case <-time.After(10 * time.Millisecond):
 			case <-ctx.Done():
@@ -66,7 +70,7 @@ func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most Unm
 		}
 	}
 	if isPending(err) {
-		return run(ctx) // with the rest of the caller's time
+		return again(ctx) // with the rest of the caller's time
 	}
 	return err
 }
@@ -76,18 +80,19 @@ func (p UnmountPolicy) String() string {
 }
 
 // hangs reports whether the attempt failed because of a mount that does not answer.
+// That it is pending does not say so: it may wait for a mkfs, a mount helper or an
+// expansion that is under way at the path, and what lives is never forced.
 func (n *Node) hangs(ctx context.Context, path string, failed error) bool {
-	if isPending(failed) {
-		return true
-	}
-	if !isBusy(failed) {
+	if !isPending(failed) && !isBusy(failed) {
 		return false
 	}
+	var why error
 	err := n.patiently(ctx, func(ctx context.Context) error {
-		_, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return nil, dead(path) })
+		v, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return dead(path), nil })
+		why, _ = v.(error)
 		return err
 	})
-	return err != nil && ctx.Err() == nil
+	return ctx.Err() == nil && (why != nil || isPending(err))
 }
 
 // patiently gives fn as long as a mount may take before it is said to hang.
