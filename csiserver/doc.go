@@ -24,8 +24,8 @@
 //     secrets of the request taken out
 //   - recovery from panics: of everything below
 //   - validation: a malformed request reaches neither a limit, nor a lock, nor the
-//     driver; and its response is the last that anybody changes
-//   - limits, if there are any: time out and in-flight calls by method
+//     driver; and responses are judged as the driver's interceptors leave them
+//   - limits, if there are any: the time of a call, and how many run at once
 //   - the interceptors of the driver, locks innermost
 //   - the handler
 //
@@ -43,7 +43,10 @@
 //
 // A [Server] is safe for concurrent use and serves once. Nothing here needs
 // privileges beyond write permission in the directory of the socket, nor a
-// particular kernel. A group for the socket needs membership of it, or CAP_CHOWN. No
-// goroutine runs outside of Serve but those of calls that it could not end. On systems other than Linux concurrent starts on the same
-// socket are not serialised, and its mode is set just after it appears.
+// particular kernel. A group for the socket needs membership of it, or CAP_CHOWN.
+// What Serve could not end keeps a goroutine until it ends by itself: a handler that
+// ignores its context, a file system that hangs.
+//
+// On systems other than Linux concurrent starts on the same socket are not
+// serialised, and its mode is set just after it appears.
 package csiserver
