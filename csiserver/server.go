@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -77,9 +76,7 @@ func (s *Server) complete(info Info) error {
 		info.Manifest = maps.Clone(info.Manifest)
 		s.identity = &identity{info: info, capabilities: caps, ready: s.ready}
 	}
-	if slices.Contains(caps.Node, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME) {
-		s.validation = append(s.validation, csispec.StageUnstage())
-	}
+	s.validation = append(s.validation, csispec.WithCapabilities(caps))
 	return s.makeLayers()
 }
 

@@ -24,8 +24,8 @@ const (
 )
 
 // WithValidation changes how messages are judged, as [csispec.CSISanity] does. In
-// a [Server], [csispec.StageUnstage] is added according to the capabilities of the
-// Node service.
+// a [Server], [csispec.WithCapabilities] is added with those that its services
+// report.
 func WithValidation(opts ...csispec.Option) LayerOption {
 	return layerOption(func(c *layerConfig) { c.validation = append(c.validation, opts...) })
 }
