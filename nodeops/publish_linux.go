@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -320,7 +321,7 @@ func (n *Node) takeDown(ctx context.Context, target string) error {
 }
 
 // readOnlyNode opens the block device whose node is mounted on a path read-only,
-// if that is what is on top. What is taken down is not touched: a published node
+// be it below something else that goes with it. What is taken down is not touched: a published node
 // shows in the table as the mount of a file that has the device's name. And the
 // table is read only where the target is a file, as its directory tells without
 // looking at what is mounted on it.
@@ -333,14 +334,13 @@ func readOnlyNode(target string) (*device, error) {
 		return nil, err
 	}
 	on := table.at(target)
-	if len(on) == 0 {
+	i := slices.IndexFunc(on, func(m mountapi.Mount) bool {
+		return m.Root != "/" && (m.FSType == "devtmpfs" || m.FSType == "tmpfs") && m.ReadOnly()
+	})
+	if i < 0 {
 		return nil, nil
 	}
-	m := on[len(on)-1]
-	if m.Root == "/" || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") || !m.ReadOnly() {
-		return nil, nil
-	}
-	name := path.Base(m.Root)
+	name := path.Base(on[i].Root)
 	_, err = os.Stat("/sys/class/block/" + name)
 	if gone(err) {
 		return nil, nil

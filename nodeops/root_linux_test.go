@@ -536,6 +536,17 @@ func (f *fixture) refusesWrites() bool {
 	return flag
 }
 
+// What stands on top of a publication goes with it, and the flag has to go as well.
+func TestBlockBelowAnotherMount(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	ok(t, f.publishBlock("p", func(r *BlockPublish) { r.ReadOnly = true }))
+	ok(t, unix.Mount(f.dev.Path, f.target("p"), "", unix.MS_BIND, "")) // read-write, as an older driver did
+	ok(t, f.unpublish("p"))
+	if f.refusesWrites() {
+		t.Error("the device refuses writes for ever")
+	}
+}
+
 // Read-only and read-write publications of one device at once: whatever succeeds,
 // the device refuses writes exactly while read-only ones are there.
 func TestBlockInParallel(t *testing.T) {
