@@ -540,3 +540,30 @@ func TestStageAmongManyMounts(t *testing.T) {
 	}
 	ok(t, f.unpublish("b"))
 }
+
+// After a final code kubelet takes nothing to be mounted, and never takes it down: an
+// attempt that fails while an earlier one's mount is there must not have one.
+func TestNoFinalCodeWhileMounted(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	ok(t, f.publish("p", nil))
+	r := f.stageRequest("ext4")
+	r.Device.Path = "/dev/missing"
+	wantKind(t, f.stage(r), KindUncertain, "is not there")
+	r = f.stageRequest("ext4")
+	r.Device.Size = mib
+	wantKind(t, f.stage(r), KindUncertain, "another disk")
+	// As after an error: the superblock alone.
+	fs, err := unix.Fspick(unix.AT_FDCWD, f.staging, unix.FSPICK_CLOEXEC)
+	ok(t, err)
+	defer unix.Close(fs)
+	ok(t, unix.FsconfigSetFlag(fs, "ro"))
+	ok(t, unix.FsconfigReconfigure(fs))
+	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "read-only after an error")
+	wantKind(t, f.publish("p", nil), KindUncertain, "read-only after an error")
+	wantKind(t, f.publish("q", nil), KindPrecondition, "read-only after an error")
+	ok(t, unmountAll(f.staging))
+	wantKind(t, f.publish("p", nil), KindUncertain, "stage the volume first")
+	wantKind(t, f.publishBlock("p", nil), KindUncertain, "mounted as a file system")
+	ok(t, f.unpublish("p"))
+}

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -149,6 +150,27 @@ func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(conte
 	err := wrap(op, volumeID, path, n.alone(ctx, path, fn))
 	done(err)
 	return err
+}
+
+// runMount is run for an operation that mounts something at the path. On a final code
+// kubelet takes nothing to be mounted and never takes it down: while something is,
+// by an earlier call, the code is not final. That it is something else remains a
+// conflict, as the specification has it.
+func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
+	return n.run(ctx, op, volumeID, path, func(ctx context.Context) error {
+		err := fn(ctx)
+		if err == nil {
+			return nil
+		}
+		var f *fault
+		if errors.As(err, &f) && (f.kind == KindConflict || f.kind == KindBusy || f.kind == KindUncertain) {
+			return err
+		}
+		if on, e := mountapi.At(path); e == nil && len(on) == 0 {
+			return err
+		}
+		return &fault{kind: KindUncertain, err: err}
+	})
 }
 
 // alone does fn as the only work on path and gives up waiting, not working, when

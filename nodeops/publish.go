@@ -37,7 +37,7 @@ func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishFilesystem(ctx, r, opts.Attr)
 	})
 }
@@ -63,7 +63,7 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 	if err := checkPath(r.TargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishBlock(ctx, r)
 	})
 }

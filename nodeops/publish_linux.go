@@ -46,6 +46,9 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 	if source.Root != "/" {
 		return faultf(KindPrecondition, "the staging path %s shows %s of a file system, not its root: unstage and stage the volume again", r.StagingTargetPath, source.Root)
 	}
+	if source.SuperReadOnly() && !source.MountReadOnly() && attr&mountapi.ReadOnly == 0 {
+		return faultf(KindPrecondition, "the file system went read-only after an error: unstage the volume, or repair the device")
+	}
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}

@@ -43,7 +43,7 @@ func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
 		return n.publishShare(ctx, s, r.TargetPath)
 	})
 }

@@ -79,7 +79,7 @@ func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
 	if err != nil {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
+	return n.runMount(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
 		return n.stageFilesystem(ctx, r, opts)
 	})
 }
