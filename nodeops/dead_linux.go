@@ -62,7 +62,7 @@ func (n *Node) livingAt(ctx context.Context, path string) ([]mountapi.Mount, err
 			return on, nil
 		}
 		n.log.Warn("unmounting a dead mount, to make it anew", "path", path, "source", on[len(on)-1].Source, "error", why)
-		if _, err := mountapi.Unmount(path); err != nil {
+		if _, err := unmount(path); err != nil {
 			return nil, unmountFault(path, err)
 		}
 	}

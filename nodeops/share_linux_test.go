@@ -232,6 +232,7 @@ func TestShareHelperThatFailsButGoesOn(t *testing.T) {
 	}
 }
 
+// kubernetes-csi/csi-driver-nfs#927: a stale handle kept pods from starting again.
 func TestShareThatIsDead(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)

@@ -9,6 +9,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -206,7 +207,7 @@ func resolveTarget(p string) (string, error) {
 func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 	_, done := n.telemetry.step(ctx, "unmount")
 	defer func() { done(err) }()
-	was, err := mountapi.Unmount(p)
+	was, err := unmount(p)
 	if err != nil {
 		return unmountFault(p, err)
 	}
@@ -224,11 +225,23 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 	return err
 }
 
+// unmount is mountapi.Unmount, but does not take a mount for busy at once: a program
+// that is being started, by whomever, has copies of all open files between fork and exec.
+func unmount(p string) (bool, error) {
+	for wait := time.Millisecond; ; wait *= 2 {
+		was, err := mountapi.Unmount(p)
+		if !errors.Is(err, unix.EBUSY) || wait > 64*time.Millisecond {
+			return was, err
+		}
+		time.Sleep(wait)
+	}
+}
+
 // unmountAll takes down everything that is mounted on the path. The bound only
 // guards against somebody who mounts as fast as we unmount.
 func unmountAll(p string) error {
 	for range 1000 {
-		more, err := mountapi.Unmount(p)
+		more, err := unmount(p)
 		if err != nil {
 			return unmountFault(p, err)
 		}
