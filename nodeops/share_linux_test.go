@@ -218,7 +218,6 @@ func TestShareHelperThatHangs(t *testing.T) {
 	})
 }
 
-// kubernetes-csi/csi-driver-nfs#927: a stale handle kept pods from starting again.
 // INTERNAL is final for kubelet: nothing may be mounted after it.
 func TestShareHelperThatFailsButGoesOn(t *testing.T) {
 	n, _, pods := staged(t)
