@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/csikit/csikit/internal/probe"
@@ -153,7 +154,15 @@ func (d *device) hold() (release func(), err error) {
 	if err != nil {
 		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
 	}
-	return sync.OnceFunc(func() { unix.Close(fd) }), nil
+	return sync.OnceFunc(func() { letGo(func() error { return unix.Close(fd) }) }), nil
+}
+
+// letGo closes what locks a device while no program is being started: until it runs, the
+// child has a copy of each descriptor, and so keeps the device locked.
+func letGo(closeFile func() error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	_ = closeFile()
 }
 
 // claim locks the device for a mkfs, which is given the file and keeps the lock to

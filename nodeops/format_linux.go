@@ -124,7 +124,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		attribute.String("fs_type", r.FSType), attribute.Bool("after_cut_off", again)))
 	release() // mkfs opens the device exclusively itself: of two, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
-	claim.Close() // a mkfs that still runs, if that can be, keeps the lock
+	letGo(claim.Close) // a mkfs that still runs, if that can be, keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -687,4 +688,42 @@ exec %s "$@"
 	wantKind(t, f.stage(r), KindUncertain, "Invalid filesystem option")
 	program("mke2fs 1.46.6 (1-Feb-2023)")
 	ok(t, f.stage(r))
+}
+
+// Programs that are started for one volume do not keep the device of another one busy.
+func TestHoldBesideOtherPrograms(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	d, err := openDevice(Device{Path: f.dev.Path})
+	ok(t, err)
+	defer d.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			_, _, _ = f.node.command(ctx, 0, "true")
+		}
+	})
+	const rounds = 300
+	busy := 0
+	for range rounds {
+		claim, err := d.claim()
+		ok(t, err)
+		time.Sleep(time.Millisecond)
+		letGo(claim.Close)
+		for range 2 {
+			release, err := d.hold()
+			if err != nil {
+				busy++
+				break
+			}
+			time.Sleep(time.Millisecond)
+			release()
+		}
+	}
+	// Some microseconds of an exec remain, in which the child does have the descriptor.
+	if busy > rounds/30 {
+		t.Errorf("the device was busy in %d of %d rounds", busy, rounds)
+	}
 }
