@@ -33,10 +33,10 @@
 //
 // # When not to use it
 //
-// For network file systems that are staged (they are published by [Node.PublishShare],
-// without staging); in a process that cannot see the CO's mounts (a container needs the kubelet directory with
-// Bidirectional propagation); for two volumes on one device, since a device is
-// taken to be one volume.
+// In a process that cannot see the CO's mounts (a container needs the kubelet
+// directory with Bidirectional propagation); for two volumes on one device, since a
+// device is taken to be one volume; for shares that are staged, since PublishShare
+// mounts each target by itself.
 //
 // # Concurrency
 //

@@ -25,8 +25,9 @@ const (
 
 	// UnmountLazily is UnmountForced and, if that does not help, has Unpublish detach
 	// the mount (MNT_DETACH): the path is free, the pod can go, and the file system goes
-	// on until its last user is gone. Unstage never does: the CO would detach the
-	// device from under it.
+	// on until its last user is gone. Unstage never does. But it succeeds afterwards, as
+	// what was detached shows in no mount table, and the CO may detach the device while
+	// the file system is in use and give it to another node: for shares, not for devices.
 	UnmountLazily
 )
 
