@@ -214,8 +214,8 @@ func spelling(path string) string {
 	return filepath.Clean(path) // what is wrong with it is for the operation to say
 }
 
-// lock takes the name until unlock is called. It is held for as long as a few
-// system calls take, inside of run.
+// lock takes the name of a device until unlock is called, inside of run. It is held for
+// as long as a few system calls take; of these a mount may hang with its device.
 func (n *Node) lock(name string) (unlock func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

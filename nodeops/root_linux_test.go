@@ -993,6 +993,33 @@ func TestFailureToGrow(t *testing.T) {
 	f.mustStage("xfs")
 }
 
+// After a reboot all volumes are staged at once, and a stale link may give one device to two.
+func TestOneDeviceForTwoVolumesAtOnce(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	other := f.target("other")
+	ok(t, os.Mkdir(other, 0o755))
+	for range 50 {
+		var wg sync.WaitGroup
+		var errs [2]error
+		for i, path := range []string{f.staging, other} {
+			wg.Go(func() {
+				r := f.stageRequest("ext4")
+				r.VolumeID, r.StagingTargetPath = path, path
+				errs[i] = f.stage(r)
+			})
+		}
+		wg.Wait()
+		if errs[0] == nil && errs[1] == nil {
+			t.Fatal("both have the device")
+		}
+		for _, path := range []string{f.staging, other} {
+			ok(t, f.node.Unstage(t.Context(), path, path))
+		}
+	}
+}
+
 func TestReadOnlyStage(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)

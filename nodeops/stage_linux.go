@@ -50,13 +50,8 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 		}
 		return nil
 	}
-	// After a reboot, a stale /dev/disk/by-id link has given one device to two
-	// volumes (hetznercloud/csi-driver#1455).
-	if others := table.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is mounted at %s already: it is another volume's device, or this volume was unmounted by hand while it was in use", dev.path, paths(others))
-	}
-	if others := table.nodes(dev); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
+	if err := table.unused(dev, target); err != nil {
+		return err
 	}
 	// Nothing is written for a mount that has no place to go.
 	if st, err := os.Lstat(target); err != nil {
@@ -109,10 +104,32 @@ func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Opt
 	return n.stageFilesystem(ctx, r, opts)
 }
 
+// unused makes sure that the device is not in use but at the target.
+func (t table) unused(dev *device, target string) error {
+	// After a reboot, a stale /dev/disk/by-id link has given one device to two
+	// volumes (hetznercloud/csi-driver#1455).
+	if others := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
+		return faultf(KindPrecondition, "%s is mounted at %s already: it is another volume's device, or this volume was unmounted by hand while it was in use", dev.path, paths(others))
+	}
+	if others := t.nodes(dev); len(others) > 0 {
+		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
+	}
+	return nil
+}
+
 // mountDevice mounts the device's file system on target, or nothing.
 func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType string, opts mountapi.Options) (err error) {
 	_, done := n.telemetry.step(ctx, "mount")
 	defer func() { done(err) }()
+	// Two volumes that are staged at once may both have found the device unused.
+	defer n.lock(dev.name())()
+	table, err := readTable()
+	if err != nil {
+		return err
+	}
+	if err := table.unused(dev, target); err != nil {
+		return err
+	}
 	opts.Data = append(slices.Clone(filesystems[fsType].data), opts.Data...)
 	tree, err := mountapi.NewTree(fsType, dev.path, opts)
 	if err != nil {
