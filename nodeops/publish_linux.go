@@ -68,6 +68,8 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 		return nil
 	}
 	if r.Exclusive {
+		// Of two at once one is to find the other.
+		defer n.lock(fmt.Sprintf("%d:%d", source.Major, source.Minor))()
 		table, err := readTable()
 		if err != nil {
 			return err

@@ -147,3 +147,24 @@ func TestUnpublishBusy(t *testing.T) {
 	f.Close()
 	ok(t, n.Unpublish(t.Context(), "v", target))
 }
+
+func TestExclusivePublishInParallel(t *testing.T) {
+	n, staging, pods := staged(t)
+	for range 50 {
+		var wg sync.WaitGroup
+		var errs [2]error
+		targets := [2]string{filepath.Join(pods, "a"), filepath.Join(pods, "b")}
+		for i, target := range targets {
+			wg.Go(func() {
+				errs[i] = n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, Exclusive: true})
+			})
+		}
+		wg.Wait()
+		if (errs[0] == nil) == (errs[1] == nil) {
+			t.Fatalf("errors are %v, want one", errs)
+		}
+		for _, target := range targets {
+			ok(t, n.Unpublish(t.Context(), "v", target))
+		}
+	}
+}
