@@ -90,7 +90,8 @@ type Node struct {
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
 
-	measured map[string]measurement // by volume path, until it is unpublished or unstaged
+	measured  map[string]measurement // by volume path, until it is unpublished or unstaged
+	forgotten int                    // how often one was dropped from it
 }
 
 // New returns a Node. It starts nothing and touches nothing.

@@ -81,7 +81,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 		return wrap(op, volumeID, targetPath, err)
 	}
 	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func(ctx context.Context) error {
-		n.forget(targetPath)
+		defer n.forget(targetPath) // once nothing can be measured there
 		return n.unpublish(ctx, targetPath)
 	})
 }

@@ -158,7 +158,7 @@ func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) 
 		return wrap(op, volumeID, stagingTargetPath, err)
 	}
 	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func(ctx context.Context) error {
-		n.forget(stagingTargetPath)
+		defer n.forget(stagingTargetPath) // once nothing can be measured there
 		return n.unstage(ctx, stagingTargetPath)
 	})
 }

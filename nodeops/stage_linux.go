@@ -365,7 +365,7 @@ func (n *Node) withoutAbandoned(ctx context.Context, published []mountapi.Mount)
 		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
 		// As the only work there, as if the CO had asked for it.
 		if err := n.alone(ctx, m.MountPoint, func(ctx context.Context) error {
-			n.forget(m.MountPoint)
+			defer n.forget(m.MountPoint)
 			return n.unpublish(ctx, m.MountPoint)
 		}); err != nil {
 			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)

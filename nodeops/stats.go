@@ -44,6 +44,9 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats,
 	if err != nil {
 		return Stats{}, wrap(op, volumeID, volumePath, err)
 	}
+	n.mu.Lock()
+	forgotten := n.forgotten
+	n.mu.Unlock()
 	// Not n.run: a result is good for everybody who asks, and asking must not
 	// wait for work on the volume. The suffix keeps the key apart from a path.
 	v, _, err := n.blocking.Do(patient, key+" (stats)", func() (any, error) { return n.stats(volumePath) })
@@ -51,6 +54,9 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats,
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err == nil {
+		if n.forgotten != forgotten { // perhaps this path: nobody would forget it again
+			return v.(Stats), nil
+		}
 		if n.measured == nil {
 			n.measured = make(map[string]measurement)
 		}
@@ -65,12 +71,13 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats,
 	return Stats{}, wrap(op, volumeID, volumePath, err)
 }
 
-// forget drops what was measured at a path that is no volume's any more. It is for
-// use inside of run.
+// forget drops what was measured at a path that is no volume's any more, and what is
+// being measured. It is for use inside of run.
 func (n *Node) forget(path string) {
 	path = spelling(path)
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.forgotten++
 	delete(n.measured, path)
 	if len(n.measured) == 0 {
 		n.measured = nil

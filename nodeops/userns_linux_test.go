@@ -168,3 +168,24 @@ func TestExclusivePublishInParallel(t *testing.T) {
 		}
 	}
 }
+
+// What was measured while the volume went away is nobody's.
+func TestStatsDuringUnpublish(t *testing.T) {
+	n, staging, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	for range 100 {
+		ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range 3 {
+				_, _ = n.Stats(t.Context(), "v", target)
+			}
+		})
+		for n.Unpublish(t.Context(), "v", target) != nil { // busy while it is measured
+		}
+		wg.Wait()
+		if len(n.measured) > 0 {
+			t.Fatalf("kept is %v", n.measured)
+		}
+	}
+}
