@@ -280,6 +280,8 @@ func TestShareThatIsDeadAtOnce(t *testing.T) {
 		{"helper is killed", "sleep 600 | (" + run + ")", time.Second, codes.DeadlineExceeded},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			n, err := New(Config{HelperTimeout: tt.timeout})
+			ok(t, err)
 			mountFuse(t, t.TempDir()).die() // or says what the test lacks
 			n, err := New(Config{HelperTimeout: tt.timeout})
 			ok(t, err)
