@@ -62,7 +62,10 @@ func (n *Node) livingAt(ctx context.Context, path string) ([]mountapi.Mount, err
 			return on, nil
 		}
 		n.log.Warn("unmounting a dead mount, to make it anew", "path", path, "source", on[len(on)-1].Source, "error", why)
-		if _, err := unmount(path); err != nil {
+		_, done := n.telemetry.step(ctx, "unmount")
+		_, err = unmount(path)
+		done(err)
+		if err != nil {
 			return nil, unmountFault(path, err)
 		}
 	}

@@ -219,7 +219,9 @@ func (n *Node) unfinish(ctx context.Context, dev *device, found contents) error 
 	if err != nil || status == 0 { // sound: it failed behind its last write
 		return err
 	}
-	return dev.writeBlocks(map[int64][]byte{0: make([]byte, markSize)})
+	// The superblock of btrfs is at 64 KiB, those of the others within the first block.
+	zeros := make([]byte, markSize)
+	return dev.writeBlocks(map[int64][]byte{0: zeros, 64 << 10: zeros})
 }
 
 // secondOpinion asks blkid, which knows more signatures than we do.

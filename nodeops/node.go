@@ -48,7 +48,8 @@ type Config struct {
 	// killed. 0 is 90 seconds: kubelet waits for two minutes.
 	HelperTimeout time.Duration
 
-	// Unmount is what Unpublish and Unstage may do about a mount that hangs.
+	// Unmount is what Unpublish may do about a mount that hangs. Unstage does nothing:
+	// what is on a device cannot be forced, and must not be left behind.
 	Unmount UnmountPolicy
 
 	// UnmountPatience is how long an unmount, or a look whether a busy mount answers,

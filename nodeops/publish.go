@@ -80,7 +80,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error
 	if err := checkPath(targetPath); err != nil {
 		return wrap(op, volumeID, targetPath, err)
 	}
-	return n.tearDown(ctx, op, volumeID, targetPath, UnmountLazily, func(ctx context.Context) error {
+	return n.runForcing(ctx, op, volumeID, targetPath, func(ctx context.Context) error {
 		defer n.forget(targetPath) // once nothing can be measured there
 		return n.unpublish(ctx, targetPath)
 	})

@@ -57,6 +57,10 @@ type share struct {
 
 var fsTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_+-]*(\.[A-Za-z0-9_+-]+)*$`)
 
+// credential is the name of a mount flag whose value is not shown in any case: not all
+// who should use Sensitive will.
+var credential = regexp.MustCompile(`(?i)pass|secret|token|key`)
+
 func checkShare(r SharePublish) (share, error) {
 	if err := checkPath(r.TargetPath); err != nil {
 		return share{}, err
@@ -77,6 +81,12 @@ func checkShare(r SharePublish) (share, error) {
 		return share{}, faultf(KindInvalid, "a sensitive mount flag asks for another kind of mount, has a NUL byte, or a double quote in it is not closed")
 	}
 	opts.Attr |= secret.Attr
+	hidden := slices.Clone(secret.Data)
+	for _, o := range opts.Data {
+		if key, _, _ := strings.Cut(o, "="); credential.MatchString(key) {
+			hidden = append(hidden, o)
+		}
+	}
 	opts.Data = append(opts.Data, secret.Data...)
 	// nfs(5): mount.nfs then says that it succeeded, leaves its process group, and mounts
 	// whenever the server answers, on a path that by then is another volume's.
@@ -86,5 +96,5 @@ func checkShare(r SharePublish) (share, error) {
 	if r.ReadOnly {
 		opts.Attr |= mountapi.ReadOnly
 	}
-	return share{r.Source, r.FSType, opts, secret.Data}, nil
+	return share{r.Source, r.FSType, opts, hidden}, nil
 }

@@ -107,17 +107,17 @@ func TestShareOptions(t *testing.T) {
 	target := filepath.Join(pods, "p")
 	err = n.share(t, target, func(r *SharePublish) {
 		r.FSType, r.ReadOnly = "secretfs", true
-		r.MountFlags = []string{"noexec", "vers=3.0", `context="system_u:object_r:t:s0:c1,c2"`}
+		r.MountFlags = []string{"noexec", "vers=3.0", `context="system_u:object_r:t:s0:c1,c2"`, "Passwd=swordfish"}
 		r.Sensitive = []string{"password=hunter2", `pin="12,34"`}
 	})
 	wantKind(t, err, KindInternal, "exited with status 32", "cannot log in")
 	got, e := os.ReadFile(args)
 	ok(t, e)
-	want := "server:/share\n" + target + "\n-o\nro,noexec,vers=3.0,context=\"system_u:object_r:t:s0:c1,c2\",password=hunter2,pin=\"12,34\"\n"
+	want := "server:/share\n" + target + "\n-o\nro,noexec,vers=3.0,context=\"system_u:object_r:t:s0:c1,c2\",Passwd=swordfish,password=hunter2,pin=\"12,34\"\n"
 	if string(got) != want {
 		t.Errorf("the helper was given\n%s\nwant\n%s", got, want)
 	}
-	for _, secret := range []string{"hunter2", "12,34"} {
+	for _, secret := range []string{"hunter2", "12,34", "swordfish"} {
 		for where, text := range map[string]string{"log": log.String(), "error": err.Error()} {
 			if strings.Contains(text, secret) {
 				t.Errorf("%q is in the %s: %s", secret, where, text)
@@ -283,8 +283,6 @@ func TestShareThatIsDeadAtOnce(t *testing.T) {
 			n, err := New(Config{HelperTimeout: tt.timeout})
 			ok(t, err)
 			mountFuse(t, t.TempDir()).die() // or says what the test lacks
-			n, err := New(Config{HelperTimeout: tt.timeout})
-			ok(t, err)
 			helper(t, "fuse", tt.script)
 			target := filepath.Join(pods, "p")
 			err = n.share(t, target, func(r *SharePublish) { r.FSType = "fuse" })

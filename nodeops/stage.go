@@ -157,7 +157,7 @@ func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) 
 	if err := checkPath(stagingTargetPath); err != nil {
 		return wrap(op, volumeID, stagingTargetPath, err)
 	}
-	return n.tearDown(ctx, op, volumeID, stagingTargetPath, UnmountForced, func(ctx context.Context) error {
+	return n.run(ctx, op, volumeID, stagingTargetPath, func(ctx context.Context) error {
 		defer n.forget(stagingTargetPath) // once nothing can be measured there
 		return n.unstage(ctx, stagingTargetPath)
 	})

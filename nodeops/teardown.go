@@ -20,25 +20,24 @@ const (
 	// UnmountForced makes the file system give up what waits for its server
 	// (MNT_FORCE), as NFS, CIFS and FUSE can. Whoever waits gets an error, also the
 	// pods that have the same share mounted elsewhere; what they wrote and was
-	// not yet at the server is lost.
+	// not yet at the server is lost. A FUSE file system is dead from then on, for all.
 	UnmountForced
 
-	// UnmountLazily is UnmountForced and, if that does not help, has Unpublish detach
-	// the mount (MNT_DETACH): the path is free, the pod can go, and the file system goes
-	// on until its last user is gone. Unstage never does. But it succeeds afterwards, as
-	// what was detached shows in no mount table, and the CO may detach the device while
-	// the file system is in use and give it to another node: for shares, not for devices.
+	// UnmountLazily is UnmountForced and, if that does not help, detaches the mount
+	// (MNT_DETACH): the path is free, the pod can go, and the file system goes on until
+	// its last user is gone. What was detached shows in no mount table, so Unstage
+	// succeeds afterwards, and the CO may detach the device while the file system is in
+	// use and give it to another node: for shares, not for devices.
 	UnmountLazily
 )
 
-// tearDown is run for an operation that takes down what is mounted at the path. It does
-// about a mount that hangs what the policy allows.
-func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most UnmountPolicy, fn func(context.Context) error) (err error) {
+// runForcing is run for an unmount that does about a mount that hangs what the policy
+// allows.
+func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) (err error) {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
 	defer func() { done(err) }()
 	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.alone(ctx, path, fn)) }
-	most = min(most, n.unmount)
-	if most == UnmountWait {
+	if n.unmount == UnmountWait {
 		return run(ctx)
 	}
 	key, err := n.key(ctx, path)
@@ -53,7 +52,7 @@ func (n *Node) tearDown(ctx context.Context, op, volumeID, path string, most Unm
 		return next
 	}
 	err = n.patiently(ctx, run)
-	for policy := UnmountForced; policy <= most && n.hangs(ctx, key, err); policy++ {
+	for policy := UnmountForced; policy <= n.unmount && n.hangs(ctx, key, err); policy++ {
 		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
 		// Under a name of its own, as what hangs has the path's. What comes of it shows in
 		// the next attempt.
