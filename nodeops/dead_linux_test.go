@@ -80,10 +80,20 @@ func TestPublishFromADeadStagingPath(t *testing.T) {
 	ok(t, n.Unstage(t.Context(), "v", staging))
 }
 
+// shutDown makes an ext4 or xfs shut itself down once its log is written, as after an
+// I/O error.
+func shutDown(t testing.TB, path string) {
+	t.Helper()
+	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)
+	dir, err := os.Open(path)
+	ok(t, err)
+	defer dir.Close()
+	ok(t, unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, 1))
+}
+
 // kubernetes/kubernetes#73513, kubernetes/kubernetes#77969, openebs/openebs#1461: an xfs that shut itself down answers EIO to
 // everything and was never unmounted, because it was looked at first.
 func TestShutDownFilesystem(t *testing.T) {
-	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)
 	for _, tt := range fsTable {
 		if tt.fsType == "btrfs" {
 			continue // cannot be told to shut down
@@ -94,11 +104,7 @@ func TestShutDownFilesystem(t *testing.T) {
 			f.write(f.staging+"/file", "data")
 			unix.Sync()
 			ok(t, f.publish("p", nil))
-			dir, err := os.Open(f.staging)
-			ok(t, err)
-			err = unix.IoctlSetPointerInt(int(dir.Fd()), goingDown, 1) // flushing the log
-			dir.Close()
-			ok(t, err)
+			shutDown(t, f.staging)
 
 			wantKind(t, f.stage(f.stageRequest(tt.fsType)), KindUncertain, "dead", f.target("p"))
 			if len(f.mounts(f.staging)) != 1 {

@@ -32,6 +32,7 @@ type faultRequest struct {
 	Stage              *FilesystemStage
 	Publish            *FilesystemPublish
 	PublishBlock       *BlockPublish
+	PublishShare       *SharePublish
 	Expand             string // a volume path
 	Unpublish, Unstage string
 }
@@ -71,6 +72,8 @@ func (r faultRequest) do(n *Node) error {
 		return n.PublishFilesystem(ctx, *r.Publish)
 	case r.PublishBlock != nil:
 		return n.PublishBlock(ctx, *r.PublishBlock)
+	case r.PublishShare != nil:
+		return n.PublishShare(ctx, *r.PublishShare)
 	case r.Expand != "":
 		_, err := n.Expand(ctx, ExpandRequest{VolumeID: "v", VolumePath: r.Expand})
 		return err
@@ -234,6 +237,21 @@ func faultCases() []faultCase {
 		faultCase{"publish read-only", "ext4", makeStaged("ext4"), publish(true), mountOf("ext4", target, "ro", "nosuid")},
 		faultCase{"publish block", "", putPrecious, publishBlock(false), func(f *fixture) error { return f.showsNode(false) }},
 		faultCase{"publish block read-only", "", putPrecious, publishBlock(true), func(f *fixture) error { return f.showsNode(true) }},
+		faultCase{"publish share", "ext4", func(f *fixture) {
+			makeStaged("ext4")(f)
+			helper(f.t.(*testing.T), "tmpfs", mounts)
+		}, func(f *fixture) faultRequest {
+			return faultRequest{PublishShare: &SharePublish{VolumeID: "s", Source: "server:/share", FSType: "tmpfs", TargetPath: f.target("p"), ReadOnly: true}}
+		}, func(f *fixture) error {
+			if on := f.mounts(f.target("p")); len(on) != 1 || on[0].Source != "server:/share" || !on[0].ReadOnly() {
+				return fmt.Errorf("at the target is %+v", on)
+			}
+			return nil
+		}},
+		faultCase{"stage again what shut itself down", "xfs", func(f *fixture) {
+			makeStaged("xfs")(f)
+			shutDown(f.t, f.staging)
+		}, stage("xfs", nil), mountOf("xfs", staging, "rw")},
 		faultCase{"unpublish", "ext4", func(f *fixture) {
 			makeStaged("ext4")(f)
 			ok(f.t, f.publish("p", nil))
@@ -397,7 +415,7 @@ func (c faultCase) run(t *testing.T, n int, errno syscall.Errno, total *faults, 
 	switch {
 	case r.Stage != nil:
 		target = f.staging
-	case r.Publish != nil, r.PublishBlock != nil:
+	case r.Publish != nil, r.PublishBlock != nil, r.PublishShare != nil:
 		target = f.target("p")
 		if _, err := os.Lstat(target); final(a.Code) && err == nil {
 			t.Errorf("%v is final, and the target is still there", a.Code)
