@@ -22,7 +22,7 @@ test: ## every test that this machine can run; as root that is all of them
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
-	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver
 
 .PHONY: fuzz
 fuzz: ## every fuzz test for FUZZTIME (default 30s)

@@ -8,6 +8,7 @@
 //	topology    segments, and choosing a place as the specification words requisite and preferred
 //	nodeops     stage, publish, unpublish, unstage, expand and measure a volume on a Linux node
 //	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
+//	registration  registers a driver with kubelet, in the place of the sidecar, and keeps it registered
 //	loopdev     loop devices found again by their backing file
 //	blocking    calls that the kernel may block: bounded, single-flight, never lost
 //	csitest     what a test of a CSI driver needs: gates and private mount namespaces, kill at the n-th system call

@@ -1,0 +1,151 @@
+package registration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+const (
+	// DefaultDir is where deployments mount kubelet's directory by convention.
+	DefaultDir = "/registration"
+	// DefaultKubeletDir is the only directory that kubelet watches, unless it was
+	// started with another --root-dir.
+	DefaultKubeletDir = "/var/lib/kubelet/plugins_registry"
+)
+
+// Shutdown says what becomes of the registration when Serve ends.
+type Shutdown int
+
+const (
+	// Deregister removes the socket, and kubelet takes the driver out of CSINode.
+	// Until the next start volumes can neither be attached to this node nor be
+	// provisioned for its topology, and the scheduler knows no volume limit for it.
+	// After an uninstall nothing is left behind. What is mounted stays mounted.
+	Deregister Shutdown = iota
+	// KeepRegistered leaves the socket, with nobody behind it. As kubelet looks only
+	// at the file, the driver stays in CSINode while it restarts, and calls to it
+	// fail and are repeated meanwhile. The next start replaces the file, for which
+	// kubelet takes the driver out for one or two seconds all the same. After an
+	// uninstall the driver stays in CSINode until kubelet restarts; kubelet then
+	// tries the dead socket for ever, until somebody deletes it.
+	KeepRegistered
+)
+
+// A Config describes a driver to kubelet. The first three fields are required.
+type Config struct {
+	// DriverName is what GetPluginInfo answers: 63 characters at most, the name of a
+	// domain. It names the socket file as well, <DriverName>-reg.sock, as
+	// node-driver-registrar does, so that the two never register a driver twice.
+	DriverName string
+	// Endpoint is the driver's CSI socket as this process sees it:
+	// unix:///csi/csi.sock, unix:/csi/csi.sock or an absolute path.
+	Endpoint string
+	// KubeletEndpoint is the same socket as kubelet sees it, which is on the host
+	// and not in a container: /var/lib/kubelet/plugins/csi.example.com/csi.sock.
+	KubeletEndpoint string
+
+	// Dir is kubelet's registration directory as this process sees it, by default
+	// DefaultDir. It may not exist yet, and may be longer than a socket address (on
+	// Linux). A driver that mounts the parent, and not this directory itself, also
+	// sees it when somebody deletes it and makes it anew.
+	Dir string
+	// KubeletDir is the same directory as kubelet sees it, by default
+	// DefaultKubeletDir. It is only measured: kubelet cannot connect to a path of
+	// more than 107 bytes, which nothing else would tell.
+	KubeletDir string
+	// SupportedVersions are the versions of CSI's registration, by default "1.0.0",
+	// which is what kubelet looks for and has nothing to do with CSI 1.13.
+	SupportedVersions []string
+	// Ready holds the first registration back until it returns true: kubelet calls
+	// NodeGetInfo right after it. It is asked twice a second after the driver has
+	// answered, each time with a deadline of two seconds, and not again once it has
+	// returned true. It fits csiserver.WithReady too. Nil is ready.
+	Ready func(context.Context) (bool, error)
+	// Shutdown says what becomes of the registration when Serve ends.
+	Shutdown Shutdown
+	// Logger gets each change of the Status. Nil discards.
+	Logger *slog.Logger
+}
+
+// sunPathMax is the longest path that fits into a socket address with its
+// terminating zero: 107 bytes on Linux.
+const sunPathMax = len(syscall.RawSockaddrUnix{}.Path) - 1
+
+// maxNameLength is that of the CSI specification, and of CSINode.
+const maxNameLength = 63
+
+var (
+	domainName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	version    = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
+)
+
+// complete checks c and fills in what it leaves open.
+func (c *Config) complete() error {
+	var errs []error
+	refuse := func(field, value, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s %q: "+format, append([]any{field, value}, args...)...))
+	}
+	path := func(field, value string) string {
+		clean := filepath.Clean(strings.TrimPrefix(strings.TrimPrefix(value, "unix:"), "//"))
+		switch {
+		case !filepath.IsAbs(clean):
+			refuse(field, value, "want an absolute path")
+		case strings.ContainsRune(clean, 0):
+			refuse(field, value, "the path contains a zero byte")
+		}
+		return clean
+	}
+	fits := func(field, value string) {
+		if len(value) > sunPathMax {
+			refuse(field, value, "%d bytes, and a socket address holds %d: use a shorter path", len(value), sunPathMax)
+		}
+	}
+
+	if len(c.DriverName) > maxNameLength || !domainName.MatchString(c.DriverName) {
+		refuse("DriverName", c.DriverName, "want the name of a domain, of %d characters at most", maxNameLength)
+	}
+	c.Endpoint = path("Endpoint", c.Endpoint)
+	c.KubeletEndpoint = path("KubeletEndpoint", c.KubeletEndpoint)
+	fits("Endpoint", c.Endpoint)
+	fits("KubeletEndpoint", c.KubeletEndpoint)
+	if c.Dir == "" {
+		c.Dir = DefaultDir
+	}
+	if c.KubeletDir == "" {
+		c.KubeletDir = DefaultKubeletDir
+	}
+	c.Dir = path("Dir", c.Dir)
+	c.KubeletDir = path("KubeletDir", c.KubeletDir)
+	fits("KubeletDir", filepath.Join(c.KubeletDir, c.socketName()))
+	if c.SupportedVersions == nil {
+		c.SupportedVersions = []string{"1.0.0"}
+	}
+	c.SupportedVersions = slices.Clone(c.SupportedVersions)
+	for _, v := range c.SupportedVersions {
+		if !version.MatchString(v) {
+			refuse("SupportedVersions", v, "want two or three numbers, such as 1.0.0")
+		}
+	}
+	if !slices.ContainsFunc(c.SupportedVersions, func(v string) bool { return strings.HasPrefix(v, "1.") }) {
+		errs = append(errs, errors.New("SupportedVersions: kubelet takes 1.x alone, and none is given"))
+	}
+	if c.Shutdown != Deregister && c.Shutdown != KeepRegistered {
+		errs = append(errs, fmt.Errorf("Shutdown %d: want Deregister or KeepRegistered", c.Shutdown))
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return errors.Join(errs...)
+}
+
+// socketName is fixed, because kubelet refuses a second socket of the same driver
+// for as long as the first one is there, and a name of one instance would be left
+// behind by a kill.
+func (c *Config) socketName() string { return c.DriverName + "-reg.sock" }

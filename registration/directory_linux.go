@@ -1,0 +1,96 @@
+package registration
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// A directory is the registration directory, by its descriptor: a path of it stays
+// in the same directory whatever becomes of its name, and is short enough for a
+// socket address whatever the name's length.
+type directory struct {
+	f    *os.File
+	info fs.FileInfo
+}
+
+func openDirectory(path string) (*directory, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && info.Sys().(*syscall.Stat_t).Nlink == 0 {
+		err = fmt.Errorf("%s was deleted on the host: the pod has to be restarted, because its mount still leads to the deleted directory, "+
+			"and so has kubelet, which watches it", path)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return &directory{f, info}, nil
+}
+
+func (d *directory) close() { d.f.Close() }
+
+func (d *directory) same(e *directory) bool { return os.SameFile(d.info, e.info) }
+
+func (d *directory) at(name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", d.f.Fd(), name)
+}
+
+// tryLock takes the lock of the directory, which the kernel gives back when the
+// process dies. It never waits.
+func (d *directory) tryLock() (unlock func(), err error) {
+	// A lock belongs to an open file: of our own, or it would not hold off a second
+	// Registrar of this process.
+	f, err := os.OpenFile(d.at("."), os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = errBusy
+		}
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// listen makes a socket that only its owner may connect to, from its first moment:
+// the kernel takes the mode from the socket's own inode, less the umask, which
+// belongs to the whole process and is better left alone.
+func (d *directory) listen(name string) (*net.UnixListener, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); e != nil {
+			return e
+		}
+		return err
+	}}
+	l, err := lc.Listen(context.Background(), "unix", d.at(name))
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.UnixListener), nil
+}
+
+// renameNew renames from to to, which must not exist.
+func (d *directory) renameNew(from, to string) error {
+	fd := int(d.f.Fd())
+	err := unix.Renameat2(fd, from, fd, to, unix.RENAME_NOREPLACE)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EEXIST):
+		return errChanged
+	}
+	return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+}

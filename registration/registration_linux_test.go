@@ -1,0 +1,552 @@
+package registration_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/registration"
+	"golang.org/x/sys/unix"
+)
+
+// regSocket is the registration socket of the driver in dir.
+func regSocket(dir string) string { return filepath.Join(dir, name+"-reg.sock") }
+
+func TestRegisters(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Registered)
+	if got := k.registered(name); got != "node" {
+		t.Errorf("node ID %q", got)
+	}
+	if err := i.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s := i.Status()
+	if s.Socket != regSocket(dir) || s.Err != nil || s.Asked != 1 || s.LastAsked.IsZero() || s.Offers != 1 || s.Since.IsZero() {
+		t.Errorf("status %+v", s)
+	}
+	if f, err := os.Lstat(s.Socket); err != nil || f.Mode() != fs.ModeSocket|0o600 {
+		t.Errorf("mode %v (%v)", f.Mode(), err)
+	}
+	if es, err := os.ReadDir(dir); err != nil || len(es) != 1 {
+		t.Errorf("the directory holds %v (%v)", es, err)
+	}
+	i.end()
+	k.await("")
+	if s := i.Status(); s.State != registration.Stopped || s.Err == nil {
+		t.Errorf("status %+v", s)
+	}
+	events, _ := k.past()
+	if want := []string{"create " + name + "-reg.sock", "remove " + name + "-reg.sock"}; !slices.Equal(events, want) {
+		t.Errorf("kubelet saw %q, want %q", events, want)
+	}
+	if es, err := os.ReadDir(dir); err != nil || len(es) != 0 {
+		t.Errorf("left behind: %v (%v)", es, err)
+	}
+	if err := i.Serve(t.Context()); err == nil || !strings.Contains(err.Error(), "served already") {
+		t.Errorf("second Serve: %v", err)
+	}
+}
+
+// kubernetes-csi/csi-lib-utils#131: what is registered before it answers is refused,
+// and kubelet waits longer and longer to try again.
+func TestWaitsForTheDriver(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	d := &driver{nodeID: "node"}
+	d.notReady.Store(true)
+	d.name.Store("other.csikit.dev")
+	var ready atomic.Bool
+	i := newInstance(t, registration.Config{
+		Endpoint: filepath.Join(filepath.Dir(dir), "node.sock"), Dir: dir,
+		Ready: func(context.Context) (bool, error) { return ready.Load(), nil },
+	}).start()
+	waits := func(text string) {
+		t.Helper()
+		await(t, text, func() bool {
+			s := i.Status()
+			return s.State == registration.Waiting && strings.Contains(s.Err.Error(), text)
+		})
+		if es, err := os.ReadDir(dir); err != nil || len(es) != 0 {
+			t.Errorf("too early: %v (%v)", es, err)
+		}
+	}
+	waits("no such file")
+	d.serve(t, dir)
+	waits(`calls itself "other.csikit.dev"`)
+	d.name.Store(name)
+	waits("Probe: not ready")
+	d.notReady.Store(false)
+	waits("waiting for the driver: not ready")
+	ready.Store(true)
+	i.await(registration.Registered)
+	// Once is enough: kubelet calls for itself from now on.
+	ready.Store(false)
+	d.notReady.Store(true)
+	os.Remove(regSocket(dir))
+	await(t, "a new socket", func() bool { return i.Status().Offers == 2 })
+	i.await(registration.Registered)
+	if events, _ := k.past(); len(events) != 3 {
+		t.Errorf("kubelet saw %q", events)
+	}
+}
+
+// kubernetes-csi/node-driver-registrar#143: a refusal ended the registrar, and its
+// socket was left behind for kubelet to fail on.
+func TestRefusal(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	k.setRefuse("detected topology value collision")
+	var log bytes.Buffer
+	d := &driver{nodeID: "node"}
+	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Logger: slog.New(slog.NewTextHandler(&log, nil))}).start()
+	i.await(registration.Refused)
+	if s := i.Status(); s.Err == nil || s.Err.Error() != "kubelet says: detected topology value collision" {
+		t.Errorf("status %+v", s)
+	}
+	if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "collision") {
+		t.Errorf("Check: %v", err)
+	}
+	await(t, "more attempts", func() bool { return i.Status().Asked > 3 })
+	k.setRefuse("")
+	i.await(registration.Registered)
+	k.await("node")
+	if i.Status().Offers != 1 {
+		t.Error("the socket was made again, although kubelet repeats by itself")
+	}
+	i.end()
+	if n := strings.Count(log.String(), "level=ERROR"); n != 1 || !strings.Contains(log.String(), "detected topology value collision") {
+		t.Errorf("%d errors in the log:\n%s", n, &log)
+	}
+}
+
+// kubernetes-csi/node-driver-registrar#57, kubernetes/kubernetes#129832
+func TestDeletedSocket(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Registered)
+	for n := range 5 {
+		if err := os.Remove(regSocket(dir)); err != nil {
+			t.Fatal(err)
+		}
+		await(t, "a new socket", func() bool { return i.Status().Offers == n+2 })
+		i.await(registration.Registered)
+		k.await("node")
+	}
+}
+
+// A file is in the way after the socket was deleted: it stays, until a person has
+// looked at it.
+func TestOtherFileInTheWay(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	for _, file := range []string{regSocket(dir), filepath.Join(dir, "."+name+"-reg.sock")} {
+		if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d := &driver{nodeID: "node"}
+		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir}).start()
+		i.await(registration.Blocked)
+		if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "no socket") {
+			t.Errorf("Check: %v", err)
+		}
+		if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
+			t.Errorf("the file holds %q (%v)", b, err)
+		}
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		i.await(registration.Registered)
+		i.end()
+		k.await("")
+		os.Remove(filepath.Join(filepath.Dir(dir), "node.sock"))
+	}
+}
+
+func TestDirectoryMadeAnew(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Registered)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	k.await("")
+	i.await(registration.Blocked)
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	i.await(registration.Offered)
+	if s := i.Status(); s.Err == nil || !strings.Contains(s.Err.Error(), "has to be restarted") {
+		t.Errorf("status %+v", s)
+	}
+	k.restart()
+	i.await(registration.Registered)
+	k.await("node")
+}
+
+// The directory is the mount of a container, which never sees another one.
+func TestDirectoryDeletedBehindAMount(t *testing.T) {
+	dir := newDir(t)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Offered)
+	if err := os.Rename(dir, dir+".deleted"); err != nil {
+		t.Fatal(err)
+	}
+	i.await(registration.Blocked)
+	// /proc leads to a directory without a name, as a mount does.
+	f, err := os.Open(dir + ".deleted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := errors.Join(os.RemoveAll(dir+".deleted"), os.Symlink("/proc/self/fd/"+strconv.Itoa(int(f.Fd())), dir)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a word on what to do", func() bool {
+		s := i.Status()
+		return s.State == registration.Blocked && strings.Contains(s.Err.Error(), "the pod has to be restarted")
+	})
+}
+
+func TestKubeletRestarts(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	for n := range 5 {
+		i.await(registration.Registered)
+		k.await("node")
+		k.restart()
+		await(t, "a question", func() bool { return i.Status().Asked == n+2 })
+	}
+	if i.Status().Offers != 1 {
+		t.Error("the socket was made again")
+	}
+}
+
+func TestReregister(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	d := &driver{nodeID: "node"}
+	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
+	i.Reregister() // has nothing to do yet
+	i.start()
+	for n := range int64(5) {
+		await(t, "NodeGetInfo", func() bool { return d.asked.Load() == n+1 })
+		i.await(registration.Registered)
+		k.await("node")
+		i.Reregister()
+		await(t, "a new socket", func() bool { return i.Status().Offers == int(n)+2 })
+	}
+	i.await(registration.Registered)
+	events, _ := k.past()
+	for _, e := range events {
+		if e != "create "+name+"-reg.sock" {
+			t.Errorf("kubelet saw %q", e)
+		}
+	}
+	i.end()
+	i.Reregister()
+}
+
+// A driver that restarts with KeepRegistered is not taken out meanwhile.
+func TestKeepRegistered(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	d := &driver{nodeID: "old"}
+	old := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Shutdown: registration.KeepRegistered}).start()
+	old.await(registration.Registered)
+	old.end()
+	if _, err := os.Lstat(regSocket(dir)); err != nil {
+		t.Error(err)
+	}
+	if _, history := k.past(); !slices.Equal(history, []string{"old"}) {
+		t.Errorf("history %q", history)
+	}
+	serveDriver(t, dir, "new").await(registration.Registered)
+	k.await("new")
+}
+
+// The path of the directory as this process sees it may be longer than a socket
+// address.
+func TestLongDirectory(t *testing.T) {
+	dir := newDir(t)
+	long := filepath.Join(dir, strings.Repeat("x", 200))
+	if err := os.Mkdir(long, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(long, dir+"/short"); err != nil { // as the host sees it
+		t.Fatal(err)
+	}
+	k := startKubelet(t, dir+"/short")
+	d := &driver{nodeID: "node"}
+	newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: long}).start().await(registration.Registered)
+	k.await("node")
+}
+
+// abandon leaves a socket as a killed process does.
+func abandon(t *testing.T, path string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+}
+
+// kubernetes-csi/node-driver-registrar#206: a socket of before a reboot.
+func TestReplacesDeadSockets(t *testing.T) {
+	t.Run("refuses connections", func(t *testing.T) {
+		dir := newDir(t)
+		abandon(t, regSocket(dir))
+		abandon(t, filepath.Join(dir, "."+name+"-reg.sock")) // killed between bind and rename
+		k := startKubelet(t, dir)
+		serveDriver(t, dir, "node").await(registration.Registered)
+		k.await("node")
+		if events, _ := k.past(); !slices.Equal(events, []string{"create " + name + "-reg.sock"}) {
+			t.Errorf("kubelet saw %q", events)
+		}
+	})
+	t.Run("silent", func(t *testing.T) {
+		dir := newDir(t)
+		// Connections succeed, as with a process that was killed while a thread of it
+		// hangs in the kernel.
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: regSocket(dir), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		defer l.Close()
+		d := &driver{nodeID: "node"}
+		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
+		i.Hasten(2*time.Millisecond, 50*time.Millisecond)
+		i.start().await(registration.Offered)
+	})
+	t.Run("full", func(t *testing.T) {
+		dir := newDir(t)
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: regSocket(dir)}), unix.Listen(fd, 0)); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			c, err := net.Dial("unix", regSocket(dir))
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+		}
+		d := &driver{nodeID: "node"}
+		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
+		i.Hasten(2*time.Millisecond, 50*time.Millisecond)
+		i.start().await(registration.Offered)
+	})
+}
+
+// Whoever accepts and hangs up is somebody.
+func TestHangsUp(t *testing.T) {
+	dir := newDir(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: regSocket(dir), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close()
+		}
+	}()
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Blocked)
+	if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be told") {
+		t.Errorf("Check: %v", err)
+	}
+	l.Close()
+	<-done
+	i.await(registration.Offered)
+}
+
+// The socket of the old pod is live: the new one waits, and the old one's end does
+// not take the new one's socket away. kubernetes-csi/node-driver-registrar did
+// both: kubernetes/kubernetes#129832.
+func TestRollingUpdate(t *testing.T) {
+	const runs = 25
+	t.Run("new before the old is gone", func(t *testing.T) {
+		dir := newDir(t)
+		k := startKubelet(t, dir)
+		old := serveDriver(t, dir, "0")
+		old.await(registration.Registered)
+		k.await("0")
+		for n := range runs {
+			id := strconv.Itoa(n + 1)
+			next := serveDriver(t, dir, id)
+			next.await(registration.Standby)
+			if s := old.Status(); s.State != registration.Registered {
+				t.Errorf("the old one is %v: %v", s.State, s.Err)
+			}
+			old.end()
+			next.await(registration.Registered)
+			k.await(id)
+			old = next
+		}
+	})
+	t.Run("old before new", func(t *testing.T) {
+		dir := newDir(t)
+		k := startKubelet(t, dir)
+		for n := range runs {
+			id := strconv.Itoa(n)
+			i := serveDriver(t, dir, id)
+			i.await(registration.Registered)
+			k.await(id)
+			i.end()
+		}
+	})
+	t.Run("at the same time", func(t *testing.T) {
+		dir := newDir(t)
+		k := startKubelet(t, dir)
+		old := serveDriver(t, dir, "0")
+		old.await(registration.Registered)
+		k.await("0")
+		for n := range runs {
+			id := strconv.Itoa(n + 1)
+			d := &driver{nodeID: id}
+			next := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
+			old.stop()
+			next.start()
+			old.end()
+			next.await(registration.Registered)
+			k.await(id)
+			old = next
+		}
+	})
+}
+
+// Many instances find one dead socket at once: one replaces it, the others stand by.
+func TestOneOfMany(t *testing.T) {
+	dir := newDir(t)
+	abandon(t, regSocket(dir))
+	var all []*instance
+	for n := range 8 {
+		d := &driver{nodeID: strconv.Itoa(n)}
+		all = append(all, newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir}))
+	}
+	for _, i := range all {
+		i.start()
+	}
+	for len(all) > 0 {
+		var holder int
+		await(t, "one that holds the socket, and the others behind it", func() bool {
+			count := map[registration.State]int{}
+			for n, i := range all {
+				s := i.Status().State
+				count[s]++
+				if s == registration.Offered {
+					holder = n
+				}
+			}
+			return count[registration.Offered] == 1 && count[registration.Standby] == len(all)-1
+		})
+		all[holder].end()
+		all = slices.Delete(all, holder, holder+1)
+	}
+	if es, err := os.ReadDir(dir); err != nil || len(es) != 0 {
+		t.Errorf("left behind: %v (%v)", es, err)
+	}
+}
+
+// node-driver-registrar removes whatever socket is there and puts its own in place.
+func TestBesideTheSidecar(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	k.await("node")
+
+	other := t.TempDir()
+	sidecar := newInstance(t, registration.Config{Endpoint: (&driver{nodeID: "sidecar"}).serve(t, dir), Dir: other}).start()
+	sidecar.await(registration.Offered)
+	if err := errors.Join(os.Link(regSocket(other), dir+"/.new"), os.Rename(dir+"/.new", regSocket(dir))); err != nil {
+		t.Fatal(err)
+	}
+	i.await(registration.Standby)
+	k.await("sidecar")
+	i.end()
+	if _, err := os.Lstat(regSocket(dir)); err != nil {
+		t.Errorf("the sidecar lost its socket: %v", err)
+	}
+	if got := k.registered(name); got != "sidecar" {
+		t.Errorf("node ID %q", got)
+	}
+}
+
+func TestKilled(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	var kill func()
+	for n := range 5 {
+		id := "k" + strconv.Itoa(n)
+		kill = startProcess(t, dir, id)
+		k.await(id)
+		if n%2 == 0 {
+			kill()
+			continue
+		}
+		// The next one stands by already.
+		next := serveDriver(t, dir, id+"s")
+		next.await(registration.Standby)
+		kill()
+		k.await(id + "s")
+		next.end()
+		k.await("")
+	}
+}
+
+func TestNothingIsLeftRunning(t *testing.T) {
+	before := runtime.NumGoroutine()
+	dir := newDir(t)
+	t.Run("", func(t *testing.T) {
+		k := startKubelet(t, dir)
+		i := serveDriver(t, dir, "node")
+		i.await(registration.Registered)
+		for n := range 10 {
+			i.Reregister()
+			await(t, "a new socket", func() bool { return i.Status().Offers == n+2 })
+		}
+		// A client that says nothing does not hold up the end.
+		c, err := net.Dial("unix", regSocket(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		i.end()
+		k.await("")
+	})
+	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+}

@@ -1,0 +1,130 @@
+package registration
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// The messages of pluginregistration/v1, which has six fields in all and has not
+// changed since Kubernetes 1.12. They are written by hand and not generated,
+// because generated types register themselves by name: a program that also links
+// kubelet's own package, as a device plugin does, would panic at its start. Nor
+// are they kubelet's own, whose module would raise the Kubernetes version of every
+// driver that imports this package.
+
+// pluginInfo is the message PluginInfo.
+type pluginInfo struct {
+	kind, name, endpoint string
+	versions             []string
+}
+
+func (p pluginInfo) marshal() encoded {
+	var b encoded
+	text := func(field protowire.Number, s string) {
+		b = protowire.AppendTag(b, field, protowire.BytesType)
+		b = protowire.AppendString(b, s)
+	}
+	text(1, p.kind)
+	text(2, p.name)
+	text(3, p.endpoint)
+	for _, v := range p.versions {
+		text(4, v)
+	}
+	return b
+}
+
+func (p *pluginInfo) unmarshal(b []byte) error {
+	*p = pluginInfo{}
+	return fields(b, func(field protowire.Number, _ uint64, text string) {
+		switch field {
+		case 1:
+			p.kind = text
+		case 2:
+			p.name = text
+		case 3:
+			p.endpoint = text
+		case 4:
+			p.versions = append(p.versions, text)
+		}
+	})
+}
+
+// registrationStatus is the message RegistrationStatus.
+type registrationStatus struct {
+	registered bool
+	err        string
+}
+
+func (s *registrationStatus) unmarshal(b []byte) error {
+	*s = registrationStatus{}
+	return fields(b, func(field protowire.Number, number uint64, text string) {
+		switch field {
+		case 1:
+			s.registered = number != 0
+		case 2:
+			s.err = text
+		}
+	})
+}
+
+// empty is the messages InfoRequest and RegistrationStatusResponse.
+type empty struct{}
+
+func (empty) unmarshal([]byte) error { return nil }
+
+// encoded is a message that is encoded already: the answer to GetInfo never
+// changes.
+type encoded []byte
+
+// fields calls f for each field of a message: with number if it is a varint, with
+// text if it is a string. Fields of other types do not occur, and are skipped.
+func fields(b []byte, f func(field protowire.Number, number uint64, text string)) error {
+	for len(b) > 0 {
+		field, kind, n := protowire.ConsumeTag(b)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		var number uint64
+		var text string
+		switch kind {
+		case protowire.VarintType:
+			number, n = protowire.ConsumeVarint(b)
+		case protowire.BytesType:
+			text, n = protowire.ConsumeString(b)
+		default:
+			n = protowire.ConsumeFieldValue(field, kind, b)
+		}
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		b = b[n:]
+		f(field, number, text)
+	}
+	return nil
+}
+
+// codec is the encoding.CodecV2 of these messages.
+type codec struct{}
+
+func (codec) Name() string { return "proto" }
+
+func (codec) Marshal(v any) (mem.BufferSlice, error) {
+	switch m := v.(type) {
+	case encoded:
+		return mem.BufferSlice{mem.SliceBuffer(m)}, nil
+	case empty:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("registration: %T is no message to send", v)
+}
+
+func (codec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(interface{ unmarshal([]byte) error })
+	if !ok {
+		return fmt.Errorf("registration: %T is no message to receive", v)
+	}
+	return m.unmarshal(data.Materialize())
+}
