@@ -1,6 +1,11 @@
 package registration
 
-import "time"
+import (
+	"log/slog"
+	"time"
+)
+
+var discard = slog.New(slog.DiscardHandler)
 
 // Hasten makes a Registrar look more often than twice a second, and give up on a
 // silent socket sooner.

@@ -1,0 +1,5 @@
+//go:build !windows
+
+package registration_test
+
+const abs = "/"

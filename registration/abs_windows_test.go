@@ -1,0 +1,3 @@
+package registration_test
+
+const abs = `C:\`
