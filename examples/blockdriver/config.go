@@ -11,12 +11,16 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/csikit/csikit/registration"
 )
 
 // config is what the driver is told at its start. Every setting is a flag and an
 // environment variable; the flag wins.
 type config struct {
 	endpoint     string
+	register     string
+	registry     string
 	mode         string
 	pool         string
 	nodeID       string
@@ -53,6 +57,8 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs := flag.NewFlagSet("blockdriver", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are printed once, by main
 	fs.StringVar(&c.endpoint, "endpoint", "", "`address` to serve CSI on: unix:///path/to/csi.sock (required)")
+	fs.StringVar(&c.register, "register", "", "register with kubelet, without node-driver-registrar: the `path` of the endpoint's socket as kubelet sees it")
+	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` where -register meets kubelet: its plugins_registry, as this process sees it")
 	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
 	fs.StringVar(&c.pool, "pool", "", "`directory` of the volumes; made if it is missing (required)")
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
@@ -122,6 +128,9 @@ func (c *config) check() error {
 	}
 	if c.drainTimeout <= 0 {
 		return fmt.Errorf("-drain-timeout %v: want more than 0", c.drainTimeout)
+	}
+	if c.register != "" && c.mode == "controller" {
+		return errors.New("-register is for the node plugin: kubelet has no business with -mode controller")
 	}
 	if c.nodeID == "" && c.mode != "controller" {
 		host, err := os.Hostname()

@@ -13,11 +13,12 @@ import (
 func TestConfig(t *testing.T) {
 	env := map[string]string{
 		"CSI_ENDPOINT": "unix:///env.sock", "CSIKIT_POOL": "/env", "CSIKIT_NODE_ID": "env",
+		"CSIKIT_REGISTER":  "/kubelet/csi.sock",
 		"CSIKIT_LOG_LEVEL": "debug", "CSIKIT_DRAIN_TIMEOUT": "5s", "CSIKIT_MAX_VOLUMES": "7",
 	}
 	args := []string{"-node-id", "flag", "-mode=node"}
 	c, err := parseConfig(args, func(k string) string { return env[k] }, nil)
-	want := config{endpoint: "unix:///env.sock", mode: "node", pool: "/env", nodeID: "flag", driverName: "block.csikit.dev",
+	want := config{endpoint: "unix:///env.sock", register: "/kubelet/csi.sock", registry: "/registration", mode: "node", pool: "/env", nodeID: "flag", driverName: "block.csikit.dev",
 		maxVolumes: 7, drainTimeout: 5 * time.Second, logLevel: slog.LevelDebug, logFormat: "text"}
 	if err != nil || c != want {
 		t.Errorf("config is %+v (%v), want %+v", c, err, want)
@@ -42,6 +43,7 @@ func TestBadConfig(t *testing.T) {
 		{good + "-max-volumes x", "", "max-volumes"},
 		{good + "-drain-timeout 0s", "", "-drain-timeout 0s"},
 		{good + "-node-id " + strings.Repeat("n", 257), "", "-node-id has 257 bytes"},
+		{good + "-mode controller -register /csi.sock", "", "-register is for the node plugin"},
 		{good + "extra", "", `"extra"`},
 		{good + "-no-such-flag", "", "no-such-flag"},
 		{good, "CSIKIT_MAX_VOLUMES=many", `CSIKIT_MAX_VOLUMES="many"`},

@@ -63,7 +63,7 @@ type metadata struct {
 	Volume
 }
 
-type registration struct {
+type nodeRecord struct {
 	Version    int    `json:"version"`
 	NodeID     string `json:"node_id"`
 	MaxVolumes int64  `json:"max_volumes,omitempty"` // 0: no limit
@@ -213,7 +213,7 @@ func (p *pool) RegisterNode(nodeID string, maxVolumes int64) error {
 	if !nodeIDPattern.MatchString(nodeID) {
 		return fail("register node", nodeID, "a node ID has 1 to 200 letters, digits, '.', '_' and '-', and begins with a letter or digit; choose another")
 	}
-	data, err := encode(registration{Version: formatVersion, NodeID: nodeID, MaxVolumes: maxVolumes})
+	data, err := encode(nodeRecord{Version: formatVersion, NodeID: nodeID, MaxVolumes: maxVolumes})
 	if err != nil {
 		return fail("register node", nodeID, "%w", err)
 	}
@@ -224,7 +224,7 @@ func (p *pool) RegisterNode(nodeID string, maxVolumes int64) error {
 }
 
 // readNode returns errNotFound for a node that was never registered.
-func (p *pool) readNode(nodeID string) (r registration, err error) {
+func (p *pool) readNode(nodeID string) (r nodeRecord, err error) {
 	if !nodeIDPattern.MatchString(nodeID) {
 		return r, errNotFound
 	}

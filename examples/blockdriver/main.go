@@ -22,6 +22,7 @@ import (
 	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/nodeops"
+	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
 )
 
@@ -90,6 +91,16 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if err != nil {
 		return err
 	}
+	register := func(context.Context) error { return nil }
+	if cfg.register != "" {
+		r, err := registration.New(registration.Config{
+			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
+		})
+		if err != nil {
+			return err
+		}
+		register = r.Serve
+	}
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
@@ -102,7 +113,19 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		defer stop()
 	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pool, "node_id", cfg.nodeID, "version", version)
-	return server.Serve(ctx, lis)
+	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
+}
+
+// serve runs the server until ctx ends or it fails, and meanwhile the registration,
+// which never ends by itself.
+func serve(ctx context.Context, register, server func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	registered := make(chan error, 1)
+	go func() { registered <- register(ctx) }()
+	err := server(ctx)
+	stop()
+	return errors.Join(err, <-registered)
 }
 
 // serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
