@@ -34,7 +34,9 @@ const (
 	// fail and are repeated meanwhile. The next start replaces the file, for which
 	// kubelet takes the driver out for one or two seconds all the same. After an
 	// uninstall the driver stays in CSINode until kubelet restarts; kubelet then
-	// tries the dead socket for ever, until somebody deletes it.
+	// tries the dead socket for ever, until somebody deletes it. After a reboot of the
+	// node kubelet meets the dead socket too, waits longer after each attempt, and may
+	// then leave a driver that is back for up to two minutes.
 	KeepRegistered
 )
 

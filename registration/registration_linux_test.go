@@ -62,8 +62,9 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/csi-lib-utils#131: what is registered before it answers is refused,
-// and kubelet waits longer and longer to try again.
+// kubernetes-csi/csi-lib-utils#162: the sidecar waits thirty seconds for the driver and
+// exits. A driver that is not ready must not be registered either: kubelet calls it at
+// once, and waits longer and longer after each failure.
 func TestWaitsForTheDriver(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -105,8 +106,8 @@ func TestWaitsForTheDriver(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/node-driver-registrar#143: a refusal ended the registrar, and its
-// socket was left behind for kubelet to fail on.
+// kubernetes/kubernetes#71378: a refusal ends the registrar, and its socket is left
+// behind for kubelet to fail on.
 func TestRefusal(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -134,7 +135,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/node-driver-registrar#57, kubernetes/kubernetes#129832
+// kubernetes-csi/node-driver-registrar#57: nobody made a deleted socket again.
 func TestDeletedSocket(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -224,6 +225,7 @@ func TestDirectoryDeletedBehindAMount(t *testing.T) {
 	})
 }
 
+// kubernetes/kubernetes#72500: kubelet, restarted, finds the driver at once.
 func TestKubeletRestarts(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -310,7 +312,7 @@ func abandon(t *testing.T, path string) {
 	l.Close()
 }
 
-// kubernetes-csi/node-driver-registrar#206: a socket of before a reboot.
+// kubernetes-csi/node-driver-registrar#206: a socket of before a reboot is in the way.
 func TestReplacesDeadSockets(t *testing.T) {
 	t.Run("refuses connections", func(t *testing.T) {
 		dir := newDir(t)
@@ -394,9 +396,9 @@ func TestHangsUp(t *testing.T) {
 	i.await(registration.Offered)
 }
 
-// The socket of the old pod is live: the new one waits, and the old one's end does
-// not take the new one's socket away. kubernetes-csi/node-driver-registrar did
-// both: kubernetes/kubernetes#129832.
+// kubernetes/kubernetes#71424: the new registrar deleted the socket of the old one, and
+// kubelet took the driver out when the old one was gone. Here the new one waits for as
+// long as the old one lives, whose end leaves the new one's socket alone.
 func TestRollingUpdate(t *testing.T) {
 	const runs = 25
 	t.Run("new before the old is gone", func(t *testing.T) {

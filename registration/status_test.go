@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// kubelet that is slow, because it has backed off, is told apart from kubelet that
-// does not see the socket.
+// kubernetes/kubernetes#140754: the driver had its socket in a directory that kubelet
+// did not watch, and nothing said so. kubelet that is slow, because it has backed off,
+// is told apart from that.
 func TestStatusOfSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &Registrar{}
