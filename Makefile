@@ -19,6 +19,11 @@ demo: ## walk a real driver from CreateVolume to two pods and back (root)
 test: ## every test that this machine can run; as root that is all of them
 	@hack/tools.sh test
 	$(GO) test $(RACE) -timeout 20m ./...
+	@$(MAKE) --no-print-directory test-kubelet
+
+.PHONY: test-kubelet
+test-kubelet: ## registration against kubelet's own code, with a table of times (the first build takes minutes)
+	cd test/kubelet && $(GO) test $(RACE) -timeout 10m -v -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS'
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)

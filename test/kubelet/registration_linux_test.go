@@ -1,0 +1,384 @@
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/registration"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A table says for each scenario how long it took to be registered, and how long
+// the driver was missing from CSINode meanwhile.
+type table struct {
+	mu   sync.Mutex
+	rows []*row
+}
+
+type row struct {
+	scenario   string
+	runs       int
+	until, gap time.Duration // the longest
+}
+
+func (b *table) add(scenario string, until, gap time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.rows {
+		if r.scenario == scenario {
+			r.runs++
+			r.until, r.gap = max(r.until, until), max(r.gap, gap)
+			return
+		}
+	}
+	b.rows = append(b.rows, &row{scenario, 1, until, gap})
+}
+
+func (b *table) String() string {
+	var s strings.Builder
+	w := tabwriter.NewWriter(&s, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "scenario\truns\tregistered after\twithout registration")
+	for _, r := range b.rows {
+		fmt.Fprintf(w, "%s\t%d\t%.2f s\t%.2f s\n", r.scenario, r.runs, r.until.Seconds(), r.gap.Seconds())
+	}
+	w.Flush()
+	return s.String()
+}
+
+type scenario struct {
+	name string
+	runs int
+	run  func(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
+}
+
+// One kubelet, and many drivers on it at the same time, each of which goes through
+// one scenario. The times are the longest of all runs.
+func TestRegistration(t *testing.T) {
+	root, err := os.MkdirTemp("", "k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	dir := filepath.Join(root, "reg")
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	k := newKubelet(t, dir)
+	times := &table{}
+	runs := 100
+	if testing.Short() {
+		runs = 5
+	}
+	for group, scenarios := range [][]scenario{{
+		{"first registration, from being ready", 5, first},
+		{"a driver that is slow to serve", 1, slow},
+		{"restart", 5, restart},
+		{"restart, registration kept", 5, restartKept},
+		{"kill -9 and restart", 5, killed},
+		{"kill -9 while another one stands by", 5, killedBeforeStandby},
+		{"stale socket of before", 5, stale},
+		{"deleted socket", 5, deleted},
+		{"asked to register again", 5, again},
+		{"refused, until a person has helped", 1, refused},
+		{"refused, because of another driver of the name", 1, sameName},
+	}, {
+		{"rolling update, old before new", runs, oldBeforeNew},
+		{"rolling update, new before the old is gone", runs, newBeforeOld},
+	}} {
+		t.Run(fmt.Sprint("group", group), func(t *testing.T) {
+			for number, s := range scenarios {
+				times.rows = append(times.rows, &row{scenario: s.name})
+				for n := range s.runs {
+					t.Run(s.name, func(t *testing.T) {
+						t.Parallel()
+						until, gap := s.run(t, k, fmt.Sprintf("d%d-%d-%d.csikit.dev", group, number, n))
+						times.add(s.name, until, gap)
+					})
+				}
+			}
+		})
+	}
+	t.Run("kubelet restarts", func(t *testing.T) {
+		until, gap := kubeletRestarts(t, k)
+		times.add("kubelet restarts, from its start", until, gap)
+	})
+	t.Run("directory made anew", func(t *testing.T) {
+		until, gap := directoryMadeAnew(t, k)
+		times.add("directory made anew, from kubelet's restart", until, gap)
+	})
+	t.Logf("\n%v", times)
+}
+
+func first(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	i := prepare(t, k, driver, "node")
+	i.ready.Store(false)
+	i.start(t)
+	await(t, "the driver to serve", func() bool {
+		s := i.Status()
+		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "not ready")
+	})
+	ready := time.Now()
+	i.ready.Store(true)
+	at := k.await(t, driver, 0, "node")
+	i.await(t, registration.Registered)
+	return at.Sub(ready), 0
+}
+
+func slow(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	i := prepare(t, k, driver, "node")
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 2)
+	defer func() {
+		stop()
+		if err := errors.Join(<-done, <-done); err != nil {
+			t.Error(err)
+		}
+	}()
+	go func() { done <- i.Serve(ctx) }()
+	i.await(t, registration.Waiting)
+	ready := time.Now()
+	go func() { done <- i.serveCSI(ctx) }()
+	at := k.await(t, driver, 0, "node")
+	if i.Status().Asked != 1 {
+		t.Errorf("kubelet had to ask %d times", i.Status().Asked)
+	}
+	return at.Sub(ready), 0
+}
+
+func restart(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	return restartWith(t, k, driver, registration.Deregister)
+}
+
+func restartKept(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	return restartWith(t, k, driver, registration.KeepRegistered)
+}
+
+func restartWith(t *testing.T, k *kubelet, driver string, s registration.Shutdown) (until, gap time.Duration) {
+	shutdown := func(c *registration.Config) { c.Shutdown = s }
+	old := serve(t, k, driver, "node", shutdown)
+	k.await(t, driver, 0, "node")
+	old.await(t, registration.Registered)
+	old.end(t)
+	seen := len(k.changes(driver))
+	start := time.Now()
+	i := serve(t, k, driver, "node", shutdown)
+	i.await(t, registration.Registered)
+	at := k.await(t, driver, seen, "node")
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func killed(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	kill := serveProcess(t, k, driver, "node")
+	k.await(t, driver, 0, "node")
+	kill()
+	seen := len(k.changes(driver))
+	start := time.Now()
+	serveProcess(t, k, driver, "node")
+	at := k.await(t, driver, seen, "node")
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func killedBeforeStandby(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	kill := serveProcess(t, k, driver, "old")
+	k.await(t, driver, 0, "old")
+	next := serve(t, k, driver, "new")
+	next.await(t, registration.Standby)
+	seen := len(k.changes(driver))
+	start := time.Now()
+	kill()
+	at := k.await(t, driver, seen, "new")
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+// stale is after a reboot: kubelet meets the socket of before first.
+func stale(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	kill := serveProcess(t, k, driver, "node")
+	k.await(t, driver, 0, "node")
+	kill()
+	// kubelet forgets the driver by a removal, and then meets the dead socket.
+	socket := filepath.Join(k.dir, driver+"-reg.sock")
+	if err := errors.Join(os.Link(socket, filepath.Join(k.dir, "."+driver)), os.Remove(socket)); err != nil {
+		t.Fatal(err)
+	}
+	k.await(t, driver, 0, "")
+	if err := os.Rename(filepath.Join(k.dir, "."+driver), socket); err != nil {
+		t.Fatal(err)
+	}
+	seen := len(k.changes(driver))
+	start := time.Now()
+	serve(t, k, driver, "node")
+	at := k.await(t, driver, seen, "node")
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func deleted(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	i := serve(t, k, driver, "node")
+	k.await(t, driver, 0, "node")
+	i.await(t, registration.Registered)
+	seen := len(k.changes(driver))
+	start := time.Now()
+	if err := os.Remove(filepath.Join(k.dir, driver+"-reg.sock")); err != nil {
+		t.Fatal(err)
+	}
+	k.await(t, driver, seen, "")
+	at := k.await(t, driver, seen, "node")
+	i.await(t, registration.Registered)
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func again(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	i := prepare(t, k, driver, "node")
+	i.limit.Store(7)
+	i.start(t)
+	k.await(t, driver, 0, "node")
+	seen := len(k.changes(driver))
+	start := time.Now()
+	i.limit.Store(8)
+	i.Reregister()
+	await(t, "the new limit", func() bool {
+		p := k.changes(driver)
+		return p[len(p)-1].limit == 8
+	})
+	p := k.changes(driver)
+	return p[len(p)-1].at.Sub(start), k.gap(driver, seen)
+}
+
+// refused has a label of the node contradict the driver, which kubelet says on and
+// on until a person has deleted the label.
+func refused(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	key := "topology." + driver
+	label := func(value string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, value)
+		if _, err := k.client.CoreV1().Nodes().Patch(t.Context(), nodeName, "application/merge-patch+json", []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	label(`"elsewhere"`)
+	i := prepare(t, k, driver, "node")
+	i.topology.Store(&csi.Topology{Segments: map[string]string{key: "here"}})
+	i.start(t)
+	i.await(t, registration.Refused)
+	if err := i.Check(t.Context()); !strings.Contains(err.Error(), "detected topology value collision") {
+		t.Errorf("Check: %v", err)
+	}
+	label("null")
+	start := time.Now()
+	at := k.await(t, driver, 0, "node")
+	i.await(t, registration.Registered)
+	if i.Status().Offers != 1 {
+		t.Errorf("the socket was made %d times", i.Status().Offers)
+	}
+	node, err := k.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	if err != nil || node.Labels[key] != "here" {
+		t.Errorf("the label is %q (%v)", node.Labels[key], err)
+	}
+	return at.Sub(start), 0
+}
+
+// sameName has a driver of the same name come by a socket of another name.
+func sameName(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	old := serve(t, k, driver, "old")
+	k.await(t, driver, 0, "old")
+	elsewhere := filepath.Join(filepath.Dir(k.dir), driver+"-d")
+	if err := os.Mkdir(elsewhere, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	next := serve(t, k, driver, "new", func(c *registration.Config) { c.Dir = elsewhere })
+	next.await(t, registration.Offered)
+	other := filepath.Join(k.dir, "other-"+driver+".sock")
+	if err := os.Link(next.Status().Socket, other); err != nil {
+		t.Fatal(err)
+	}
+	next.await(t, registration.Refused)
+	if s := next.Status(); !strings.Contains(s.Err.Error(), "same name is already registered") {
+		t.Errorf("status %+v", s)
+	}
+	seen := len(k.changes(driver))
+	start := time.Now()
+	old.end(t)
+	at := k.await(t, driver, seen, "new")
+	next.await(t, registration.Registered)
+	if err := os.Remove(other); err != nil {
+		t.Error(err)
+	}
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func oldBeforeNew(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	old := serve(t, k, driver, "old")
+	k.await(t, driver, 0, "old")
+	seen := len(k.changes(driver))
+	start := time.Now()
+	old.end(t)
+	next := serve(t, k, driver, "new")
+	at := k.await(t, driver, seen, "new")
+	next.await(t, registration.Registered)
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func newBeforeOld(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+	old := serve(t, k, driver, "old")
+	k.await(t, driver, 0, "old")
+	next := serve(t, k, driver, "new")
+	next.await(t, registration.Standby)
+	old.await(t, registration.Registered)
+	seen := len(k.changes(driver))
+	start := time.Now()
+	old.end(t)
+	at := k.await(t, driver, seen, "new")
+	next.await(t, registration.Registered)
+	return at.Sub(start), k.gap(driver, seen)
+}
+
+func kubeletRestarts(t *testing.T, k *kubelet) (until, gap time.Duration) {
+	const driver = "restart.csikit.dev"
+	i := serve(t, k, driver, "node")
+	k.await(t, driver, 0, "node")
+	i.await(t, registration.Registered)
+	seen, asked := len(k.changes(driver)), i.Status().Asked
+	k.crash(t)
+	start := time.Now()
+	k.start(t)
+	await(t, "a question", func() bool { return i.Status().Asked > asked })
+	await(t, "the verdict", func() bool { s := i.Status(); return s.State == registration.Registered })
+	until = i.Status().LastAsked.Sub(start)
+	if i.Status().Offers != 1 {
+		t.Errorf("the socket was made %d times", i.Status().Offers)
+	}
+	return until, k.gap(driver, seen)
+}
+
+func directoryMadeAnew(t *testing.T, k *kubelet) (until, gap time.Duration) {
+	const driver = "anew.csikit.dev"
+	i := serve(t, k, driver, "node")
+	k.await(t, driver, 0, "node")
+	i.await(t, registration.Registered)
+	seen := len(k.changes(driver))
+	if err := os.RemoveAll(k.dir); err != nil {
+		t.Fatal(err)
+	}
+	k.await(t, driver, seen, "")
+	if err := os.Mkdir(k.dir, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a new socket", func() bool { s := i.Status(); return s.State == registration.Offered && s.Offers > 1 })
+	if s := i.Status(); !strings.Contains(s.Err.Error(), "has to be restarted") {
+		t.Errorf("status %+v", s)
+	}
+	k.crash(t)
+	start := time.Now()
+	k.start(t)
+	at := k.await(t, driver, seen, "node")
+	i.await(t, registration.Registered)
+	return at.Sub(start), k.gap(driver, seen)
+}
