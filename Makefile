@@ -23,7 +23,7 @@ test: ## every test that this machine can run; as root that is all of them
 
 .PHONY: test-kubelet
 test-kubelet: ## registration against kubelet's own code, with a table of times (the first build takes minutes)
-	cd test/kubelet && $(GO) test $(RACE) -timeout 10m -v -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS'
+	cd test/kubelet && bash -o pipefail -c "$(GO) test $(RACE) -timeout 10m -v -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS' -e '^[EIW][0-9]'"
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
