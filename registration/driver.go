@@ -63,9 +63,9 @@ func identityReady(ctx context.Context, endpoint, name string) error {
 	case status.Code(err) == codes.Unimplemented: // it cannot tell
 		return nil
 	case err != nil:
-		return fmt.Errorf("Probe: %w", err)
+		return fmt.Errorf("call Probe: %w", err)
 	case probe.GetReady() != nil && !probe.GetReady().GetValue(): // absent means ready
-		return errors.New("Probe: not ready")
+		return errors.New("call Probe: not ready")
 	}
 	return nil
 }
