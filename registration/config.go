@@ -66,7 +66,7 @@ type Config struct {
 	// which is what kubelet looks for and has nothing to do with CSI 1.13.
 	SupportedVersions []string
 	// Ready holds the first registration back until it returns true: kubelet calls
-	// NodeGetInfo right after it. It is asked twice a second after the driver has
+	// NodeGetInfo right after it. It is asked ten times a second after the driver has
 	// answered, each time with a deadline of two seconds, and not again once it has
 	// returned true. It fits csiserver.WithReady too. Nil is ready.
 	Ready func(context.Context) (bool, error)

@@ -53,7 +53,7 @@ func identityReady(ctx context.Context, endpoint, name string) error {
 	identity := csi.NewIdentityClient(client)
 	info, err := identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
-		return fmt.Errorf("GetPluginInfo: %w", err)
+		return fmt.Errorf("call GetPluginInfo: %w", err)
 	}
 	if info.GetName() != name {
 		return fmt.Errorf("it calls itself %q, and kubelet would be told of %q: make the two the same", info.GetName(), name)
@@ -65,7 +65,7 @@ func identityReady(ctx context.Context, endpoint, name string) error {
 	case err != nil:
 		return fmt.Errorf("call Probe: %w", err)
 	case probe.GetReady() != nil && !probe.GetReady().GetValue(): // absent means ready
-		return errors.New("call Probe: not ready")
+		return errors.New("not ready, says Probe")
 	}
 	return nil
 }

@@ -187,7 +187,8 @@ func (r *Registrar) put(d *directory, found fs.FileInfo) (*socket, error) {
 
 	// kubelet takes no notice of a name that begins with a dot. Under it the socket
 	// gets its mode and starts to listen, and then appears by one rename, which is
-	// one event to kubelet.
+	// one event to kubelet. (kubelet looks at the file before the name, and logs that
+	// it cannot if it comes too late. That is all.)
 	temporary := "." + name
 	if err := removeSocket(d.at(temporary)); err != nil { // of one who was killed here
 		return nil, err

@@ -12,7 +12,10 @@ import (
 )
 
 const (
-	// interval is how often the driver and the socket are looked at. Looking at a
+	// driverInterval is how often a driver is asked that is not ready yet. All of it
+	// adds to the time until pods can start on a new node.
+	driverInterval = 100 * time.Millisecond
+	// interval is how often the socket is looked at. Looking at a
 	// socket that is in place takes a few system calls and no memory of the past, so
 	// that nothing can be missed: no event, no clock, no directory that is a new one.
 	interval = 500 * time.Millisecond
@@ -83,7 +86,7 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		return &Error{Op: "serve", Driver: r.cfg.DriverName, Err: errors.New("this registrar has served already: make a new one")}
 	}
 	r.server = r.newServer()
-	look := time.NewTicker(r.interval)
+	look := time.NewTicker(min(driverInterval, r.interval))
 	defer look.Stop()
 	ready, again := false, false
 	for ctx.Err() == nil {
@@ -94,7 +97,9 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		}
 		if !ready {
 			err := r.driverReady(ctx)
-			if ready = err == nil; !ready && ctx.Err() == nil {
+			if ready = err == nil; ready {
+				look.Reset(r.interval)
+			} else if ctx.Err() == nil {
 				r.hinder(Waiting, err)
 			}
 		}

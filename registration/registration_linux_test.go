@@ -90,7 +90,7 @@ func TestWaitsForTheDriver(t *testing.T) {
 	d.serve(t, dir)
 	waits(`calls itself "other.csikit.dev"`)
 	d.name.Store(name)
-	waits("Probe: not ready")
+	waits("not ready, says Probe")
 	d.notReady.Store(false)
 	waits("waiting for the driver: not ready")
 	ready.Store(true)

@@ -2,8 +2,10 @@ package kubelet
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -51,8 +53,7 @@ type change struct {
 
 func newKubelet(t *testing.T, dir string) *kubelet {
 	t.Helper()
-	klog.LogToStderr(false)
-	klog.SetOutput(io.Discard)
+	quiet(t)
 	k := &kubelet{dir: dir, past: map[string][]change{}}
 	k.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "1"}})
 	k.client.PrependReactor("*", "csinodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -66,6 +67,20 @@ func newKubelet(t *testing.T, dir string) *kubelet {
 	k.start(t)
 	t.Cleanup(k.end)
 	return k
+}
+
+// quiet keeps kubelet's log out of the test's, unless CSIKIT_TEST_KUBELET_LOG is set.
+func quiet(t *testing.T) {
+	t.Helper()
+	if os.Getenv("CSIKIT_TEST_KUBELET_LOG") != "" {
+		return
+	}
+	flags := flag.NewFlagSet("klog", flag.PanicOnError)
+	klog.InitFlags(flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		t.Fatal(err)
+	}
+	klog.SetOutput(io.Discard)
 }
 
 func (k *kubelet) start(t *testing.T) {
