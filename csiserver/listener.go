@@ -76,8 +76,7 @@ func (l *Listener) Addr() net.Addr {
 // longer the one that the Listener made. It waits for half a second at most for
 // another process that is starting in the same directory, or for a file system that
 // hangs; then it leaves the file in place, for the next Listen to replace, and says
-// so. Calling it again
-// changes nothing and returns the same. The error is an [*Error].
+// so. Calling it again changes nothing and returns the same. The error is an [*Error].
 func (l *Listener) Close() error { return l.close() }
 
 func (l *Listener) current() (net.Listener, fs.FileInfo) {

@@ -2,10 +2,7 @@ package nodeops
 
 import (
 	"context"
-	"errors"
 	"time"
-
-	"github.com/csikit/csikit/blocking"
 )
 
 // Stats is how full a volume is.
@@ -63,8 +60,7 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats,
 		n.measured[key] = measurement{v.(Stats), now}
 		return v.(Stats), nil
 	}
-	var pending *blocking.PendingError
-	if last, known := n.measured[key]; known && errors.As(err, &pending) {
+	if last, known := n.measured[key]; known && isPending(err) {
 		last.stats.Age = now.Sub(last.at)
 		return last.stats, nil
 	}
