@@ -92,7 +92,8 @@ func (sh *shard) insert(s *slot) (blocker *slot) {
 	return nil
 }
 
-// remove takes s out.
+// remove takes s out, and leaves it as if it had never been in: who waits comes
+// again with the same slot.
 func (sh *shard) remove(s *slot) {
 	link := &sh.buckets[s.hash&uint64(len(sh.buckets)-1)]
 	for *link != nil && *link != s {
@@ -110,6 +111,7 @@ func (sh *shard) remove(s *slot) {
 			sh.resize(len(sh.buckets) / 2)
 		}
 	}
+	s.chain, s.prev, s.next = nil, nil, nil
 }
 
 func (sh *shard) resize(n int) {

@@ -15,6 +15,7 @@ func TestShard(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, run))
 		var sh shard
 		in := map[*slot]bool{}
+		var out []*slot // who waits comes with the same slot again and again
 		for step := range 300 {
 			n := rnd.IntN(40)
 			s := &slot{
@@ -23,6 +24,9 @@ func TestShard(t *testing.T) {
 			}
 			if rnd.IntN(4) == 0 { // passes those that are parked
 				s.hold.op.RPC = "NodeUnstageVolume"
+			}
+			if len(out) > 0 && rnd.IntN(2) == 0 {
+				s, out = out[0], out[1:]
 			}
 			free := true
 			for other := range in {
@@ -42,10 +46,18 @@ func TestShard(t *testing.T) {
 				if rnd.IntN(20) == 0 {
 					sh.remove(s)
 					delete(in, s)
+					if s.hold.pending == nil {
+						out = append(out, s)
+					}
 				}
 			}
 			got := map[*slot]bool{}
-			sh.each(func(s *slot) { got[s] = true })
+			sh.each(func(s *slot) {
+				if got[s] {
+					t.Fatalf("seed %d, run %d, step %d: a slot is in the shard twice", seed, run, step)
+				}
+				got[s] = true
+			})
 			if !maps.Equal(got, in) {
 				t.Fatalf("seed %d, run %d, step %d: %d slots are in the shard, want %d", seed, run, step, len(got), len(in))
 			}

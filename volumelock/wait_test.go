@@ -242,3 +242,42 @@ func TestWaitNamesWhoComesFirst(t *testing.T) {
 		mustBeIdle(t, &table)
 	})
 }
+
+// Who waits takes some of its keys and gives them back at each try, while the
+// table grows and shrinks around them.
+func TestWaitWhileTheTableGrows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var table volumelock.Table
+		last := ex(volumelock.GroupName, "busy")
+		busy := mustAcquire(t, &table, stage, last)
+		var waiting sync.WaitGroup
+		const waiters = 20
+		for i := range waiters {
+			waiting.Go(func() {
+				// The first key is free at each try, the second one is not.
+				h, err := table.AcquireWait(t.Context(), time.Hour, unstage, ex(volumelock.Volume, fmt.Sprint("w", i)), last)
+				if err != nil {
+					t.Error(err)
+				}
+				h.Release()
+			})
+		}
+		synctest.Wait()
+		for range 2 {
+			var others []volumelock.Held
+			for i := range 3000 {
+				others = append(others, mustAcquire(t, &table, publish, ex(volumelock.Volume, fmt.Sprint(i))))
+				mustAcquire(t, &table, publish, ex(volumelock.Target, "/t")).Release() // lets all try
+			}
+			for _, h := range others {
+				h.Release()
+			}
+		}
+		if n := len(table.Snapshot()); n != 1 {
+			t.Errorf("%d keys are held, want the busy one", n)
+		}
+		busy.Release()
+		waiting.Wait()
+		mustBeIdle(t, &table)
+	})
+}
