@@ -44,7 +44,8 @@
 // A call may end, because its deadline has passed, while its work goes on: a
 // mount on a dead server cannot be interrupted. The keys must not be free then.
 // An error with a method Pending() <-chan struct{} tells so (package blocking
-// has one), and the keys stay held, marked parked, until that channel closes. A
+// has one), alone or wrapped with others in one, and the keys stay held, marked
+// parked, until that channel closes. A
 // retry of the same call passes them, so that it can join the work; so do
 // NodeUnpublishVolume and NodeUnstageVolume, so that a forced unmount can act.
 //

@@ -2,7 +2,6 @@ package volumelock
 
 import (
 	"context"
-	"errors"
 	"path"
 	"time"
 
@@ -53,9 +52,10 @@ func WithRequestID(from func(context.Context) string) Option {
 // when the handler panics. A call that cannot have its keys is answered with a
 // [*BusyError] and does not reach the handler.
 //
-// When the handler returns an error in whose chain errors.As finds a method
+// When the handler returns an error that has, or wraps, a method
 // Pending() <-chan struct{}, the keys are parked until that channel closes (see
-// [Held.Park]); a nil channel means that nothing is pending.
+// [Held.Park]), and with several of them, as errors.Join may bring, until all have
+// closed; a nil channel means that nothing is pending.
 //
 // It belongs innermost, after validation (so that an invalid request is not told
 // to be busy) and below whatever turns errors into plain statuses (which would
@@ -78,12 +78,28 @@ func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerIntercepto
 		}
 		defer held.Release()
 		resp, err := handler(ctx, req)
-		var pending interface{ Pending() <-chan struct{} }
-		if errors.As(err, &pending) {
-			held.Park(pending.Pending())
+		if pending := pendingIn(err); len(pending) > 0 {
+			held.Park(pending...)
 		}
 		return resp, err
 	}
+}
+
+// pendingIn returns the channels of all errors in the tree of err that are pending.
+// errors.As would stop at the first one.
+func pendingIn(err error) (list []<-chan struct{}) {
+	if p, ok := err.(interface{ Pending() <-chan struct{} }); ok {
+		list = append(list, p.Pending())
+	}
+	switch err := err.(type) { //nolint:errorlint // this is how it takes errors apart
+	case interface{ Unwrap() error }:
+		list = append(list, pendingIn(err.Unwrap())...)
+	case interface{ Unwrap() []error }:
+		for _, e := range err.Unwrap() {
+			list = append(list, pendingIn(e)...)
+		}
+	}
+	return list
 }
 
 func (c *config) acquire(ctx context.Context, t *Table, op Op, reqs []Request) (Held, error) {

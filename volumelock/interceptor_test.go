@@ -178,6 +178,60 @@ func TestInterceptorNothingPending(t *testing.T) {
 	mustBeIdle(t, &table)
 }
 
+// A cleanup after a call that hangs may hang as well: the keys are free when all of
+// it has ended.
+func TestInterceptorParksForAllThatIsPending(t *testing.T) {
+	never := func() *pendingError { return &pendingError{} } // nothing is pending
+	for name, join := range map[string]func(a, b error) error{
+		"joined":              func(a, b error) error { return errors.Join(a, b) },
+		"joined and wrapped":  func(a, b error) error { return fmt.Errorf("stage: %w", errors.Join(never(), a, b)) },
+		"two verbs":           func(a, b error) error { return fmt.Errorf("%w; and cleaning up: %w", a, b) },
+		"one wraps the other": func(a, b error) error { return &outerError{a.(*pendingError), b} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var table volumelock.Table
+				i := volumelock.UnaryServerInterceptor(&table)
+				a, b := &pendingError{make(chan struct{})}, &pendingError{make(chan struct{})}
+				call := func() error {
+					return invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error { return join(a, b) })
+				}
+				for range 3 {
+					if err := call(); !errors.Is(err, b) {
+						t.Fatal(err)
+					}
+				}
+				const parked = `node_volume "v" exclusive NodeStageVolume parked`
+				if got := held(&table); got != parked {
+					t.Errorf("held %s, want it once", got)
+				}
+				close(a.pending)
+				synctest.Wait()
+				if got := held(&table); got != parked {
+					t.Errorf("held %q while the second one hangs", got)
+				}
+				if err := call(); !errors.Is(err, b) { // the retry finds one of them over
+					t.Fatal(err)
+				}
+				if got := held(&table); got != parked {
+					t.Errorf("held %s, want it once", got)
+				}
+				close(b.pending)
+				synctest.Wait()
+				mustBeIdle(t, &table)
+			})
+		})
+	}
+}
+
+// outerError is pending, and so is what it wraps.
+type outerError struct {
+	*pendingError
+	cause error
+}
+
+func (e *outerError) Unwrap() error { return e.cause }
+
 func TestInterceptorWait(t *testing.T) {
 	const limit = 10 * time.Second
 	call := func(ctx context.Context, table *volumelock.Table, method string, req any) (time.Duration, error) {

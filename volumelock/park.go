@@ -1,17 +1,21 @@
 package volumelock
 
-// Park keeps the keys held until pending is closed, for work that goes on after
-// its call has returned. A nil channel means that nothing is pending: Park then
-// releases. After Release, or when parked already, Park does nothing.
+import "slices"
+
+// Park keeps the keys held until all the channels are closed, for work that goes on
+// after its call has returned. A nil channel means that nothing is pending, and
+// without any other Park releases. After Release, or when parked already, Park does
+// nothing.
 //
 // Parked keys are passed by an Acquire with the same Op.RPC, keys and modes, as a
 // retry has, and by one whose Op.RPC is NodeUnpublishVolume or NodeUnstageVolume.
 // They exclude all others, and those who pass them exclude each other.
-func (h Held) Park(pending <-chan struct{}) {
+func (h Held) Park(pending ...<-chan struct{}) {
 	if !h.lock() {
 		return
 	}
-	if over(pending) || h.hold.hasTwin(pending) {
+	pending = slices.DeleteFunc(slices.Clone(pending), over)
+	if len(pending) == 0 || h.hold.hasTwin(pending) {
 		h.hold.end()
 		return
 	}
@@ -19,7 +23,9 @@ func (h Held) Park(pending <-chan struct{}) {
 	h.table.unlock(h.shards)
 	h.table.serveLine() // who waits for these keys has to be told
 	go func() {
-		<-pending
+		for _, p := range pending {
+			<-p
+		}
 		h.table.lock(h.shards)
 		h.hold.end()
 	}()
@@ -27,7 +33,7 @@ func (h Held) Park(pending <-chan struct{}) {
 
 // passes reports whether h may take keys that other, being parked, holds.
 func (h *hold) passes(other *hold) bool {
-	return other.pending != nil && (isTeardown(h.op.RPC) || h.repeats(other))
+	return other.parked() && (isTeardown(h.op.RPC) || h.repeats(other))
 }
 
 // repeats reports whether h is for the same RPC and the same keys.
@@ -43,13 +49,14 @@ func (h *hold) repeats(other *hold) bool {
 	return true
 }
 
-// hasTwin reports whether a repeat of h is parked for the same work. Without it
-// each retry would park once more, every two minutes for as long as a server is
-// away. The shards are locked.
-func (h *hold) hasTwin(pending <-chan struct{}) bool {
+// hasTwin reports whether a repeat of h is parked for the same work, and perhaps
+// for more. Without it each retry would park once more, every two minutes for as
+// long as a server is away. The shards are locked.
+func (h *hold) hasTwin(pending []<-chan struct{}) bool {
 	first := &h.slots[0]
 	for s := first.next; s != first; s = s.next {
-		if s.hold.pending == pending && h.repeats(s.hold) {
+		among := func(p <-chan struct{}) bool { return slices.Contains(s.hold.pending, p) }
+		if h.repeats(s.hold) && !slices.ContainsFunc(pending, func(p <-chan struct{}) bool { return !among(p) }) {
 			return true
 		}
 	}

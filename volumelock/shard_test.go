@@ -39,14 +39,14 @@ func TestShard(t *testing.T) {
 			if free {
 				in[s] = true
 				if rnd.IntN(2) == 0 {
-					s.hold.pending = make(chan struct{})
+					s.hold.pending = []<-chan struct{}{make(chan struct{})}
 				}
 			}
 			for s := range in {
 				if rnd.IntN(20) == 0 {
 					sh.remove(s)
 					delete(in, s)
-					if s.hold.pending == nil {
+					if !s.hold.parked() {
 						out = append(out, s)
 					}
 				}

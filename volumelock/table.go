@@ -45,7 +45,7 @@ type hold struct {
 	slots  []slot        // sorted by key, each key once
 	shards shardSet      // where they are
 
-	pending <-chan struct{} // not nil: parked
+	pending []<-chan struct{} // not empty: parked
 
 	inline [4]slot // enough for every RPC but those for groups
 }
@@ -122,7 +122,7 @@ func (t *Table) Snapshot() []Entry {
 	now, wall := clock(), time.Now()
 	for i := range t.shards {
 		t.shards[i].each(func(s *slot) {
-			e := Entry{Key: s.Key, Mode: s.Mode, Op: s.hold.op, Since: wall.Add(s.hold.since - now), Parked: s.hold.pending != nil}
+			e := Entry{Key: s.Key, Mode: s.Mode, Op: s.hold.op, Since: wall.Add(s.hold.since - now), Parked: s.hold.parked()}
 			if s.asked != 0 {
 				e.Asked = wall.Add(s.asked - now)
 			}
@@ -189,6 +189,8 @@ func (t *Table) take(h *hold) *BusyError {
 	t.unlock(h.shards)
 	return nil
 }
+
+func (h *hold) parked() bool { return len(h.pending) > 0 }
 
 // remove takes slots of h out of their shards, which are locked.
 func (h *hold) remove(slots []slot) {
