@@ -6,8 +6,8 @@
 // already.
 //
 // [Table] is the lock table. [UnaryServerInterceptor] takes and returns the keys
-// around each call of a gRPC server; which keys a call needs is [DefaultPolicy]'s
-// decision, or your own [Policy]'s.
+// around each call of a gRPC server, [StreamServerInterceptor] around each stream;
+// which keys a call needs is [DefaultPolicy]'s decision, or your own [Policy]'s.
 //
 // # The default policy
 //

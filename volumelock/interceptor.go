@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Option changes what [UnaryServerInterceptor] does.
+// Option changes what [UnaryServerInterceptor] and [StreamServerInterceptor] do.
 type Option interface{ apply(*config) }
 
 type config struct {
@@ -59,29 +59,80 @@ func WithRequestID(from func(context.Context) string) Option {
 //
 // It belongs innermost, after validation (so that an invalid request is not told
 // to be busy) and below whatever turns errors into plain statuses (which would
-// hide Pending). Streams need no keys; there is no stream interceptor. One table
-// may serve several servers.
+// hide Pending). One table may serve several servers.
 func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerInterceptor {
-	c := config{policy: DefaultPolicy, requestID: func(context.Context) string { return "" }}
-	for _, o := range opts {
-		o.apply(&c)
-	}
+	c := newConfig(opts)
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		reqs := c.policy(info.FullMethod, req)
-		if len(reqs) == 0 {
-			return handler(ctx, req)
-		}
-		op := Op{RPC: path.Base(info.FullMethod), RequestID: c.requestID(ctx)}
-		held, err := c.acquire(ctx, t, op, reqs)
+		held, err := c.acquire(ctx, t, info.FullMethod, req)
 		if err != nil {
 			return nil, err
 		}
 		defer held.Release()
 		resp, err := handler(ctx, req)
-		if pending := pendingIn(err); len(pending) > 0 {
-			held.Park(pending...)
-		}
+		held.parkFor(err)
 		return resp, err
+	}
+}
+
+// StreamServerInterceptor is [UnaryServerInterceptor] for streaming calls: the keys
+// of the first message that is received are held until the handler returns. Of the
+// RPCs of CSI those of SnapshotMetadata are streams, which need no keys under
+// [DefaultPolicy]; this is for a [Policy] of your own, that for instance keeps a
+// snapshot from being deleted while it is read.
+func StreamServerInterceptor(t *Table, opts ...Option) grpc.StreamServerInterceptor {
+	c := newConfig(opts)
+	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		s := &stream{ServerStream: ss, acquire: func(m any) (Held, error) {
+			return c.acquire(ss.Context(), t, info.FullMethod, m)
+		}}
+		defer func() { s.held.Release() }()
+		err := handler(srv, s)
+		s.held.parkFor(err)
+		return err
+	}
+}
+
+// stream takes keys for the first message.
+type stream struct {
+	grpc.ServerStream
+	acquire func(m any) (Held, error) // nil after the first message
+	held    Held
+}
+
+func (s *stream) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err != nil || s.acquire == nil {
+		return err
+	}
+	s.held, err = s.acquire(m)
+	s.acquire = nil
+	return err
+}
+
+func newConfig(opts []Option) *config {
+	c := &config{policy: DefaultPolicy, requestID: func(context.Context) string { return "" }}
+	for _, o := range opts {
+		o.apply(c)
+	}
+	return c
+}
+
+func (c *config) acquire(ctx context.Context, t *Table, fullMethod string, req any) (Held, error) {
+	reqs := c.policy(fullMethod, req)
+	if len(reqs) == 0 {
+		return Held{}, nil
+	}
+	op := Op{RPC: path.Base(fullMethod), RequestID: c.requestID(ctx)}
+	if c.wait <= 0 {
+		return t.Acquire(op, reqs...)
+	}
+	return t.AcquireWait(ctx, c.wait, op, reqs...)
+}
+
+// parkFor parks the keys if err says that work is pending.
+func (h Held) parkFor(err error) {
+	if pending := pendingIn(err); len(pending) > 0 {
+		h.Park(pending...)
 	}
 }
 
@@ -100,11 +151,4 @@ func pendingIn(err error) (list []<-chan struct{}) {
 		}
 	}
 	return list
-}
-
-func (c *config) acquire(ctx context.Context, t *Table, op Op, reqs []Request) (Held, error) {
-	if c.wait <= 0 {
-		return t.Acquire(op, reqs...)
-	}
-	return t.AcquireWait(ctx, c.wait, op, reqs...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -395,52 +396,156 @@ func TestInterceptorManyPods(t *testing.T) {
 	}
 }
 
-// node hangs in NodeStageVolume until it is released.
-type node struct {
+// driver hangs in NodeStageVolume and in GetMetadataAllocated until it is released.
+type driver struct {
 	csi.UnimplementedNodeServer
+	csi.UnimplementedSnapshotMetadataServer
 	entered, release chan struct{}
+	err              error
 }
 
-func (n *node) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	close(n.entered)
-	<-n.release
-	return &csi.NodeStageVolumeResponse{}, nil
+func (d *driver) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	d.entered <- struct{}{}
+	<-d.release
+	return &csi.NodeStageVolumeResponse{}, d.err
+}
+
+func (d *driver) GetMetadataAllocated(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	d.entered <- struct{}{}
+	<-d.release
+	return errors.Join(d.err, s.Send(&csi.GetMetadataAllocatedResponse{}))
+}
+
+// serve returns a driver behind the interceptors, and a connection to it.
+func serve(t *testing.T, table *volumelock.Table, opts ...volumelock.Option) (*driver, *grpc.ClientConn) {
+	t.Helper()
+	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &driver{entered: make(chan struct{}), release: make(chan struct{})}
+	server := grpc.NewServer(
+		grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(table, opts...)),
+		grpc.StreamInterceptor(volumelock.StreamServerInterceptor(table, opts...)))
+	csi.RegisterNodeServer(server, d)
+	csi.RegisterSnapshotMetadataServer(server, d)
+	var background sync.WaitGroup
+	background.Go(func() { _ = server.Serve(lis) })
+	conn, err := grpc.NewClient("unix:"+lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		server.Stop()
+		background.Wait()
+	})
+	return d, conn
 }
 
 // Over a real server: what the CO sees.
 func TestInterceptorOverGRPC(t *testing.T) {
 	var table volumelock.Table
-	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{entered: make(chan struct{}), release: make(chan struct{})}
-	server := grpc.NewServer(grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(&table)))
-	csi.RegisterNodeServer(server, n)
-	var background sync.WaitGroup
-	defer background.Wait()
-	background.Go(func() { _ = server.Serve(lis) })
-	defer server.Stop()
-	conn, err := grpc.NewClient("unix:"+lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	d, conn := serve(t, &table)
 	client := csi.NewNodeClient(conn)
 
 	var first error
 	var stage sync.WaitGroup
 	stage.Go(func() { _, first = client.NodeStageVolume(t.Context(), stageRequest()) })
-	<-n.entered
-	_, err = client.NodeStageVolume(t.Context(), stageRequest())
+	<-d.entered
+	_, err := client.NodeStageVolume(t.Context(), stageRequest())
 	s := status.Convert(err)
 	if s.Code() != codes.Aborted || !strings.Contains(s.Message(), `node_volume "v" is held by NodeStageVolume for`) || len(s.Details()) != 0 {
 		t.Errorf("second call: %v, want ABORTED naming the holder, no details", err)
 	}
-	close(n.release)
+	close(d.release)
 	stage.Wait()
 	if first != nil {
 		t.Errorf("first call: %v", first)
 	}
 	mustBeIdle(t, &table)
+}
+
+// kubelet drops a call after two minutes and sends the next one. What the first one
+// does is not over by that.
+func TestInterceptorHoldsAfterTheCallerHasGone(t *testing.T) {
+	var table volumelock.Table
+	d, conn := serve(t, &table)
+	client := csi.NewNodeClient(conn)
+	ctx, cancel := context.WithCancel(t.Context())
+	var stage sync.WaitGroup
+	stage.Go(func() {
+		if _, err := client.NodeStageVolume(ctx, stageRequest()); status.Code(err) != codes.Canceled {
+			t.Errorf("the call that was given up: %v", err)
+		}
+	})
+	<-d.entered
+	cancel()
+	stage.Wait() // the caller has gone, and the handler runs on
+	if _, err := client.NodeStageVolume(t.Context(), stageRequest()); status.Code(err) != codes.Aborted {
+		t.Errorf("the retry: %v, want ABORTED", err)
+	}
+	close(d.release)
+	for len(table.Snapshot()) > 0 {
+		runtime.Gosched() // until the handler has returned
+	}
+	go func() { <-d.entered }()
+	if _, err := client.NodeStageVolume(t.Context(), stageRequest()); err != nil {
+		t.Errorf("the retry after the end: %v", err)
+	}
+}
+
+// Of a stream the policy sees the request, and its keys are held to the end.
+func TestStreamInterceptor(t *testing.T) {
+	reading := func(method string, req any) []volumelock.Request {
+		if r, ok := req.(*csi.GetMetadataAllocatedRequest); ok {
+			return []volumelock.Request{ex(volumelock.Snapshot, r.GetSnapshotId())}
+		}
+		return volumelock.DefaultPolicy(method, req)
+	}
+	pending := &pendingError{make(chan struct{})}
+	for _, tt := range []struct {
+		name   string
+		policy volumelock.Policy
+		err    error
+		held   string
+		after  string
+	}{
+		{"the policy's keys", reading, nil, `snapshot "s" exclusive GetMetadataAllocated`, ""},
+		{"parked", reading, pending, `snapshot "s" exclusive GetMetadataAllocated`, `snapshot "s" exclusive GetMetadataAllocated parked`},
+		{"no keys", nil, nil, "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var table volumelock.Table
+			d, conn := serve(t, &table, volumelock.WithPolicy(tt.policy))
+			d.err = tt.err
+			read := func() error {
+				s, err := csi.NewSnapshotMetadataClient(conn).GetMetadataAllocated(t.Context(), &csi.GetMetadataAllocatedRequest{SnapshotId: "s"})
+				if err == nil {
+					_, err = s.Recv()
+				}
+				for err == nil {
+					_, err = s.Recv()
+				}
+				return err
+			}
+			var stream sync.WaitGroup
+			stream.Go(func() { _ = read() })
+			<-d.entered
+			if got := held(&table); got != tt.held {
+				t.Errorf("held %q, want %q", got, tt.held)
+			}
+			if tt.held != "" {
+				if err := read(); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "is held by GetMetadataAllocated") {
+					t.Errorf("a second one: %v, want ABORTED naming the first", err)
+				}
+			}
+			close(d.release)
+			stream.Wait()
+			for tt.after != held(&table) {
+				runtime.Gosched() // until the handler has returned
+			}
+		})
+	}
+	close(pending.pending)
 }

@@ -18,8 +18,9 @@ type Policy func(fullMethod string, req any) []Request
 // in the request is left out: such a request is invalid, not busy.
 //
 // Reads take nothing: they must not be refused, and what they see may change
-// right after anyway. The streams of SnapshotMetadata are reads as well; a
-// snapshot that is being read is the backend's FAILED_PRECONDITION on delete.
+// right after anyway. The streams of SnapshotMetadata are reads as well, and may
+// take hours; a snapshot that is being read is the backend's FAILED_PRECONDITION
+// on delete, or a key of your own Policy with [StreamServerInterceptor].
 //
 // CreateVolume knows the name of its volume only, DeleteVolume the ID only: these
 // two do not exclude each other, and the same holds for snapshots and groups. A
