@@ -13,7 +13,7 @@ import (
 type BusyError struct {
 	RPC    string        // who was refused
 	Key    Key           // the first key, in order of kind and ID, that could not be taken
-	Holder Op            // the oldest one in the way
+	Holder Op            // of those in the way one that is parked, if there is one, and else the oldest
 	Age    time.Duration // since Holder took the key
 	Asked  time.Duration // since somebody was first refused because of that, or began to wait
 	Parked bool          // Holder has returned, its work has not ended

@@ -1,8 +1,11 @@
 package volumelock_test
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -14,13 +17,24 @@ import (
 )
 
 // model says naively, by comparing everything with everything, what a table does.
-type model struct{ holds []*modelHold }
+type model struct {
+	holds []*modelHold
+	line  []*modelHold // who waits, in order of arrival
+}
 
 type modelHold struct {
 	held    volumelock.Held
 	rpc     string
 	modes   map[volumelock.Key]volumelock.Mode
 	pending chan struct{} // nil: not parked
+
+	result chan waitResult // of one that waits
+	cancel context.CancelFunc
+}
+
+type waitResult struct {
+	held volumelock.Held
+	err  error
 }
 
 func modesOf(reqs []volumelock.Request) map[volumelock.Key]volumelock.Mode {
@@ -45,20 +59,65 @@ func equalModes(a, b map[volumelock.Key]volumelock.Mode) bool {
 	return true
 }
 
-func (m *model) free(rpc string, modes map[volumelock.Key]volumelock.Mode) bool {
-	for _, h := range m.holds {
-		if h.pending != nil {
-			if strings.HasPrefix(rpc, "NodeUn") || rpc == h.rpc && equalModes(modes, h.modes) {
-				continue
+func (h *modelHold) excludes(rpc string, modes map[volumelock.Key]volumelock.Mode, k volumelock.Key) bool {
+	if h.pending != nil && (strings.HasPrefix(rpc, "NodeUn") || rpc == h.rpc && equalModes(modes, h.modes)) {
+		return false
+	}
+	have, ok := h.modes[k]
+	mode, want := modes[k]
+	return ok && want && (have == volumelock.Exclusive || mode == volumelock.Exclusive)
+}
+
+// free reports whether the keys can be taken, and if not whether a parked call is in
+// the way on the first one that cannot.
+func (m *model) free(rpc string, modes map[volumelock.Key]volumelock.Mode) (free, parked bool) {
+	sorted := slices.SortedFunc(maps.Keys(modes), func(a, b volumelock.Key) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
+	})
+	for _, k := range sorted {
+		free = true
+		for _, h := range m.holds {
+			if h.excludes(rpc, modes, k) {
+				free = false
+				parked = parked || h.pending != nil
 			}
 		}
-		for k, mode := range modes {
-			if have, ok := h.modes[k]; ok && (have == volumelock.Exclusive || mode == volumelock.Exclusive) {
-				return false
-			}
+		if !free {
+			return false, parked
 		}
 	}
-	return true
+	return true, false
+}
+
+// settle gives keys to those who wait and can have them, and tells those who cannot
+// hope for them. It returns who has left the line, with its answer.
+func (m *model) settle() (left map[*modelHold]bool) {
+	left = map[*modelHold]bool{}
+	var line []*modelHold
+	for _, w := range m.line {
+		behind := slices.ContainsFunc(line, func(before *modelHold) bool {
+			for k := range w.modes {
+				if _, ok := before.modes[k]; ok && (w.modes[k] == volumelock.Exclusive || before.modes[k] == volumelock.Exclusive) {
+					return true
+				}
+			}
+			return false
+		})
+		free, parked := m.free(w.rpc, w.modes)
+		switch {
+		case behind:
+			line = append(line, w)
+		case free:
+			m.holds = append(m.holds, w)
+			left[w] = true
+		case parked:
+			left[w] = false
+		default:
+			line = append(line, w)
+		}
+	}
+	m.line = line
+	return left
 }
 
 func (m *model) remove(h *modelHold) {
@@ -116,37 +175,62 @@ func runModel(t *testing.T, seed uint64) {
 		ended   []volumelock.Held // must have no say any more
 	)
 	const steps = 400
+	next := volumelock.Op{} // of a caller
+	request := func() []volumelock.Request {
+		reqs := make([]volumelock.Request, rnd.IntN(4))
+		for i := range reqs {
+			reqs[i] = ex(volumelock.Kind(1+rnd.IntN(2)), string(rune('a'+rnd.IntN(3))))
+			reqs[i].Mode = volumelock.Mode(rnd.IntN(2))
+		}
+		return reqs
+	}
 	for step := range steps {
 		active := slices.DeleteFunc(slices.Clone(m.holds), func(h *modelHold) bool { return h.pending != nil })
 		var did string
-		switch n := rnd.IntN(10); {
-		case n < 6:
-			rpc := rpcs[rnd.IntN(len(rpcs))]
-			reqs := make([]volumelock.Request, rnd.IntN(4))
-			for i := range reqs {
-				reqs[i] = ex(volumelock.Kind(1+rnd.IntN(2)), string(rune('a'+rnd.IntN(3))))
-				reqs[i].Mode = volumelock.Mode(rnd.IntN(2))
-			}
+		next.RPC = rpcs[rnd.IntN(len(rpcs))]
+		switch n := rnd.IntN(12); {
+		case n < 4:
+			rpc, reqs := next.RPC, request()
 			modes := modesOf(reqs)
-			h, err := table.Acquire(volumelock.Op{RPC: rpc}, reqs...)
+			h, err := table.Acquire(next, reqs...)
 			var busy *volumelock.BusyError
 			if err != nil && !errors.As(err, &busy) {
 				t.Fatalf("seed %d, step %d: %v", seed, step, err)
 			}
-			if want := m.free(rpc, modes); (err == nil) != want {
-				t.Fatalf("seed %d, step %d: Acquire(%s, %v) = %v, want free %v; held:\n%v", seed, step, rpc, reqs, err, want, &m)
+			if want, parked := m.free(rpc, modes); (err == nil) != want || busy != nil && busy.Parked != parked {
+				t.Fatalf("seed %d, step %d: Acquire(%s, %v) = %v, want free %v, parked %v; held:\n%v", seed, step, rpc, reqs, err, want, parked, &m)
 			}
 			if err == nil {
 				m.holds = append(m.holds, &modelHold{held: h, rpc: rpc, modes: modes})
 			}
 			did = fmt.Sprint("acquire ", rpc, reqs, err)
-		case n < 8 && len(active) > 0:
+		case n < 6 && len(m.line) < 6:
+			op, reqs := next, request()
+			w := &modelHold{rpc: op.RPC, modes: modesOf(reqs), result: make(chan waitResult, 1)}
+			var ctx context.Context
+			ctx, w.cancel = context.WithCancel(t.Context())
+			go func() {
+				h, err := table.AcquireWait(ctx, time.Hour, op, reqs...)
+				w.result <- waitResult{h, err}
+			}()
+			m.line = append(m.line, w)
+			did = fmt.Sprint("wait ", op.RPC, reqs)
+		case n < 7 && len(m.line) > 0:
+			w := m.line[rnd.IntN(len(m.line))]
+			w.cancel()
+			synctest.Wait()
+			m.line = slices.DeleteFunc(m.line, func(o *modelHold) bool { return o == w })
+			if r := <-w.result; r.err == nil {
+				t.Fatalf("seed %d, step %d: one that gave up waiting got the keys", seed, step)
+			}
+			did = fmt.Sprint("give up waiting ", w.rpc, w.modes)
+		case n < 9 && len(active) > 0:
 			h := active[rnd.IntN(len(active))]
 			h.held.Release()
 			m.remove(h)
 			ended = append(ended, h.held)
 			did = fmt.Sprint("release ", h.rpc, h.modes)
-		case n < 9 && len(active) > 0:
+		case n < 10 && len(active) > 0:
 			h := active[rnd.IntN(len(active))]
 			if len(pending) == 0 || rnd.IntN(2) == 0 {
 				pending = append(pending, make(chan struct{}))
@@ -169,6 +253,23 @@ func runModel(t *testing.T, seed uint64) {
 			}
 			did = "end of pending work"
 		}
+		synctest.Wait()
+		for w, got := range m.settle() {
+			select {
+			case r := <-w.result:
+				w.held = r.held
+				if (r.err == nil) != got {
+					t.Fatalf("seed %d, step %d, after %s: %s %v waited and got %v, want keys: %v", seed, step, did, w.rpc, w.modes, r.err, got)
+				}
+			default:
+				t.Fatalf("seed %d, step %d, after %s: %s %v still waits, want it over with keys: %v", seed, step, did, w.rpc, w.modes, got)
+			}
+		}
+		for _, w := range m.line {
+			if len(w.result) > 0 {
+				t.Fatalf("seed %d, step %d, after %s: %s %v waits no more", seed, step, did, w.rpc, w.modes)
+			}
+		}
 		if len(ended) > 0 {
 			h := ended[rnd.IntN(len(ended))]
 			h.Release()
@@ -177,6 +278,11 @@ func runModel(t *testing.T, seed uint64) {
 		if got, want := tableString(&table), m.String(); got != want {
 			t.Fatalf("seed %d, step %d, after %s: table holds\n%s\nwant\n%s", seed, step, did, got, want)
 		}
+	}
+	for _, w := range m.line { // who comes first may leave the keys to the next
+		w.cancel()
+		r := <-w.result
+		r.held.Release()
 	}
 	for _, h := range m.holds {
 		h.held.Release()

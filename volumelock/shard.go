@@ -127,22 +127,31 @@ func (sh *shard) resize(n int) {
 	}
 }
 
-// blockerAmong returns the oldest of those on its key that keep s from being
-// taken, or nil. first is the first slot of that key.
-func (s *slot) blockerAmong(first *slot) (oldest *slot) {
+// blockerAmong returns the one of those on its key that keeps s from being taken
+// and is worst, or nil. first is the first slot of that key.
+func (s *slot) blockerAmong(first *slot) (worst *slot) {
 	if s.Mode == Shared && first.Mode == Shared {
 		return nil // without a walk past all pods of an RWX volume
 	}
 	other := first
 	for {
 		alone := s.Mode == Exclusive || other.Mode == Exclusive
-		if alone && !s.hold.passes(other.hold) && (oldest == nil || other.hold.since < oldest.hold.since) {
-			oldest = other
+		if alone && !s.hold.passes(other.hold) && (worst == nil || other.hold.worse(worst.hold)) {
+			worst = other
 		}
 		if other = other.next; other == first {
-			return oldest
+			return worst
 		}
 	}
+}
+
+// worse reports whether it is h that one has to know of, of two in the way: one that
+// is parked, whose end is not in sight, and then the older one.
+func (h *hold) worse(other *hold) bool {
+	if h.parked() != other.parked() {
+		return h.parked()
+	}
+	return h.since < other.since
 }
 
 // each calls f for every slot. The shard is locked.
