@@ -24,6 +24,7 @@ import (
 	"github.com/csikit/csikit/nodeops"
 	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
+	"google.golang.org/grpc"
 )
 
 // version is reported as vendor_version; releases set it with -ldflags.
@@ -46,6 +47,13 @@ func main() {
 
 // run serves until ctx ends.
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	return runLocked(ctx, args, getenv, stdout, stderr, volumelock.UnaryServerInterceptor)
+}
+
+// locking is volumelock.UnaryServerInterceptor, or what a test puts in its place.
+type locking = func(*volumelock.Table, ...volumelock.Option) grpc.UnaryServerInterceptor
+
+func runLocked(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer, lock locking) error {
 	cfg, err := parseConfig(args, getenv, stdout)
 	if err != nil {
 		return err
@@ -62,7 +70,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
-		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks, volumelock.WithRequestID(csiserver.RequestID))),
+		csiserver.WithUnaryInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
 		csiserver.WithValidation(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
