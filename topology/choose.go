@@ -189,10 +189,8 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 	return chosen, ""
 }
 
-// why says of each candidate why it will not do. The text has to fit into what
-// Kubernetes keeps of an error.
+// why says of each candidate why it will not do.
 func (r *requirement) why(from []Candidate, size int64, copies int) string {
-	const most = 6
 	var lines []string
 	for _, c := range from {
 		outside := len(r.requisite) > 0 && copies <= len(r.requisite) &&
@@ -213,10 +211,7 @@ func (r *requirement) why(from []Candidate, size int64, copies int) string {
 	if len(lines) == 0 {
 		return "no places are known"
 	}
-	if more := len(lines) - most; more > 0 {
-		lines = append(lines[:most], fmt.Sprintf("and %d more", more))
-	}
-	return "wanted " + amount(size) + "; " + strings.Join(lines, "; ")
+	return "wanted " + amount(size) + "; " + several(lines)
 }
 
 // words is String for a person.

@@ -2,6 +2,7 @@ package topology
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -28,6 +29,16 @@ func fail(code codes.Code, op, format string, args ...any) error {
 
 func invalid(op, format string, args ...any) error {
 	return fail(codes.InvalidArgument, op, format, args...)
+}
+
+// several joins the first few reasons: the text has to fit into what Kubernetes keeps
+// of an error.
+func several(reasons []string) string {
+	const most = 6
+	if more := len(reasons) - most; more > 0 {
+		reasons = append(reasons[:most:most], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(reasons, "; ")
 }
 
 // quote cuts what may be of any length.

@@ -78,7 +78,7 @@ func CheckNode(node Segments, volume ...Segments) error {
 	if len(why) == 0 {
 		return nil
 	}
-	return fail(codes.FailedPrecondition, "reach the volume from this node", "%s", strings.Join(why, "; "))
+	return fail(codes.FailedPrecondition, "reach the volume from this node", "%s", several(why))
 }
 
 // Change is a segment of a node that is not what it was. A value that is not there

@@ -88,6 +88,18 @@ func TestCheckNode(t *testing.T) {
 	}
 }
 
+// The text has to fit into an event of Kubernetes, which keeps 1024 bytes.
+func TestCheckNodeOfManyTopologies(t *testing.T) {
+	var volume []topology.Segments
+	for i := range 500 {
+		volume = append(volume, segs(fmt.Sprint("zone=z", i)))
+	}
+	err := topology.CheckNode(segs("zone=here"), volume...)
+	if err == nil || len(err.Error()) > 1024 || !strings.HasSuffix(err.Error(), "; and 494 more") {
+		t.Errorf("%d bytes: %v", len(err.Error()), err)
+	}
+}
+
 func TestDrift(t *testing.T) {
 	tests := []struct{ before, now, want string }{
 		{"", "", "[]"},
