@@ -113,3 +113,34 @@ func ExampleWithPolicy() {
 	// volume_name "pvc-1" exclusive
 	// volume "id-of-pvc-1" exclusive
 }
+
+// In this driver a snapshot that is being read is not deleted, but can be read by
+// others.
+func ExampleStreamServerInterceptor() {
+	read := func(ids ...string) (keys []volumelock.Request) {
+		for _, id := range ids {
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Snapshot, ID: id}, Mode: volumelock.Shared})
+		}
+		return keys
+	}
+	policy := func(fullMethod string, req any) []volumelock.Request {
+		switch r := req.(type) {
+		case *csi.GetMetadataAllocatedRequest:
+			return read(r.GetSnapshotId())
+		case *csi.GetMetadataDeltaRequest:
+			return read(r.GetBaseSnapshotId(), r.GetTargetSnapshotId())
+		}
+		return volumelock.DefaultPolicy(fullMethod, req)
+	}
+	var locks volumelock.Table
+	server := grpc.NewServer(
+		grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(&locks, volumelock.WithPolicy(policy))),
+		grpc.StreamInterceptor(volumelock.StreamServerInterceptor(&locks, volumelock.WithPolicy(policy))),
+	)
+	csi.RegisterSnapshotMetadataServer(server, csi.UnimplementedSnapshotMetadataServer{})
+	fmt.Println(policy(csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, &csi.GetMetadataAllocatedRequest{SnapshotId: "s"}))
+	fmt.Println(policy(csi.Controller_DeleteSnapshot_FullMethodName, &csi.DeleteSnapshotRequest{SnapshotId: "s"}))
+	// Output:
+	// [{snapshot "s" shared}]
+	// [{snapshot "s" exclusive}]
+}
