@@ -37,15 +37,17 @@ func (p pluginInfo) marshal() encoded {
 
 func (p *pluginInfo) unmarshal(b []byte) error {
 	*p = pluginInfo{}
-	return fields(b, func(field protowire.Number, _ uint64, text string) {
-		switch field {
-		case 1:
+	return fields(b, func(field protowire.Number, value any) {
+		text, ok := value.(string)
+		switch {
+		case !ok:
+		case field == 1:
 			p.kind = text
-		case 2:
+		case field == 2:
 			p.name = text
-		case 3:
+		case field == 3:
 			p.endpoint = text
-		case 4:
+		case field == 4:
 			p.versions = append(p.versions, text)
 		}
 	})
@@ -59,12 +61,16 @@ type registrationStatus struct {
 
 func (s *registrationStatus) unmarshal(b []byte) error {
 	*s = registrationStatus{}
-	return fields(b, func(field protowire.Number, number uint64, text string) {
-		switch field {
-		case 1:
-			s.registered = number != 0
-		case 2:
-			s.err = text
+	return fields(b, func(field protowire.Number, value any) {
+		switch v := value.(type) {
+		case uint64:
+			if field == 1 {
+				s.registered = v != 0
+			}
+		case string:
+			if field == 2 {
+				s.err = v
+			}
 		}
 	})
 }
@@ -78,22 +84,22 @@ func (empty) unmarshal([]byte) error { return nil }
 // changes.
 type encoded []byte
 
-// fields calls f for each field of a message: with number if it is a varint, with
-// text if it is a string. Fields of other types do not occur, and are skipped.
-func fields(b []byte, f func(field protowire.Number, number uint64, text string)) error {
+// fields calls f for each field of a message, with a uint64 if it is a varint, or a
+// string. Fields of other types do not occur, and are skipped. So is a known field of
+// another type than its own, as protobuf does with what it does not know.
+func fields(b []byte, f func(field protowire.Number, value any)) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		var number uint64
-		var text string
+		var value any
 		switch kind {
 		case protowire.VarintType:
-			number, n = protowire.ConsumeVarint(b)
+			value, n = protowire.ConsumeVarint(b)
 		case protowire.BytesType:
-			text, n = protowire.ConsumeString(b)
+			value, n = protowire.ConsumeString(b)
 		default:
 			n = protowire.ConsumeFieldValue(field, kind, b)
 		}
@@ -101,7 +107,7 @@ func fields(b []byte, f func(field protowire.Number, number uint64, text string)
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		f(field, number, text)
+		f(field, value)
 	}
 	return nil
 }

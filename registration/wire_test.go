@@ -35,3 +35,15 @@ func TestCodecRefuses(t *testing.T) {
 		t.Error("received into an int")
 	}
 }
+
+// A field of a type that is not its own says nothing, as in protobuf's own code.
+func TestFieldsOfAnotherType(t *testing.T) {
+	var info pluginInfo
+	if err := info.unmarshal([]byte("\x0a\x01k\x12\x01n\x10\x07\x0d1234\x18\x01\x20\x01")); err != nil || info.kind != "k" || info.name != "n" || info.endpoint != "" || len(info.versions) != 0 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	var s registrationStatus
+	if err := s.unmarshal([]byte("\x08\x01\x12\x02ok\x0a\x01x\x0d1234\x10\x01")); err != nil || !s.registered || s.err != "ok" {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
