@@ -420,6 +420,21 @@ func TestRollingUpdate(t *testing.T) {
 			old = next
 		}
 	})
+	// A DaemonSet with maxSurge ends the old pod once the new one is ready.
+	t.Run("old goes once the new is ready", func(t *testing.T) {
+		dir := newDir(t)
+		k := startKubelet(t, dir)
+		old := serveDriver(t, dir, "0")
+		k.await("0")
+		for n := range runs {
+			id := strconv.Itoa(n + 1)
+			next := serveDriver(t, dir, id)
+			await(t, "readiness", func() bool { return next.Check(t.Context()) == nil })
+			old.end()
+			k.await(id)
+			old = next
+		}
+	})
 	t.Run("old before new", func(t *testing.T) {
 		dir := newDir(t)
 		k := startKubelet(t, dir)

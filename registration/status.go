@@ -93,12 +93,17 @@ func (r *Registrar) Status() Status {
 	return s
 }
 
-// Check returns nil if the driver is registered, else why not. It is meant for a
-// readiness probe, from memory and without blocking; it is not for a liveness
-// probe, because a restart mends nothing that Serve does not.
+// Check returns nil if the driver is registered, or stands by behind another
+// instance, else why not. It is meant for a readiness probe, from memory and
+// without blocking. A standby counts as ready because it can do no more: a
+// DaemonSet with maxSurge ends the old pod only once the new one is ready.
+//
+// It is not for a liveness probe. A restart mends nothing that Serve does not, takes
+// the mounts of a driver in user space with it, and a driver that kubelet refuses
+// still serves the volumes that are mounted.
 func (r *Registrar) Check(context.Context) error {
 	s := r.Status()
-	if s.State == Registered {
+	if s.State == Registered || s.State == Standby {
 		return nil
 	}
 	return fmt.Errorf("not registered with kubelet (%v): %w", s.State, s.Err)
