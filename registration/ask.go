@@ -32,6 +32,9 @@ func ask(ctx context.Context, path string, timeout time.Duration) (pluginInfo, e
 	defer cancel()
 	conn, err := dialPatiently(asking, path)
 	if err != nil {
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err // the path means nothing to people
+		}
 		return pluginInfo{}, verdict(ctx, err)
 	}
 	defer conn.Close()

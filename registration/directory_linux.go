@@ -16,6 +16,7 @@ import (
 // in the same directory whatever becomes of its name, and is short enough for a
 // socket address whatever the name's length.
 type directory struct {
+	path string // for people
 	f    *os.File
 	info fs.FileInfo
 }
@@ -34,7 +35,7 @@ func openDirectory(path string) (*directory, error) {
 		f.Close()
 		return nil, err
 	}
-	return &directory{f, info}, nil
+	return &directory{path, f, info}, nil
 }
 
 func (d *directory) close() { d.f.Close() }
@@ -52,7 +53,7 @@ func (d *directory) tryLock() (unlock func(), err error) {
 	// Registrar of this process.
 	f, err := os.OpenFile(d.at("."), os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, err
+		return nil, d.known(err, "")
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
@@ -77,7 +78,7 @@ func (d *directory) listen(name string) (*net.UnixListener, error) {
 	}}
 	l, err := lc.Listen(context.Background(), "unix", d.at(name))
 	if err != nil {
-		return nil, err
+		return nil, d.known(err, name)
 	}
 	return l.(*net.UnixListener), nil
 }
@@ -92,5 +93,5 @@ func (d *directory) renameNew(from, to string) error {
 	case errors.Is(err, unix.EEXIST):
 		return errChanged
 	}
-	return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	return d.known(&os.LinkError{Op: "rename", Old: from, New: to, Err: err}, to)
 }

@@ -38,7 +38,10 @@ func (d *directory) listen(name string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l, os.Chmod(d.at(name), 0o600)
+	if err := os.Chmod(d.at(name), 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }
 
 func (d *directory) renameNew(from, to string) error {

@@ -7,7 +7,10 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"time"
+
+	"google.golang.org/grpc"
 )
 
 const (
@@ -16,6 +19,12 @@ const (
 	// unlinkTimeout bounds the wait for another instance that is making its socket,
 	// when ours is to be removed.
 	unlinkTimeout = 500 * time.Millisecond
+	// lockInterval is how often the lock of the directory is tried, which all drivers
+	// of a node share, and each holds for less than a millisecond.
+	lockInterval = 10 * time.Millisecond
+	// offerAttempts is how often, one after the other, to try what meets another
+	// instance on its way.
+	offerAttempts = 5
 )
 
 // A socket is a registration socket that was put in place.
@@ -40,8 +49,14 @@ func (s *socket) inPlace(d *directory) bool {
 	if !d.same(s.dir) {
 		return false
 	}
-	now, err := os.Lstat(d.at(s.name))
+	now, err := d.lstat(s.name)
 	return err == nil && os.SameFile(now, s.file)
+}
+
+// serve answers until the socket is closed.
+func (s *socket) serve(gs *grpc.Server) {
+	defer close(s.done)
+	_ = gs.Serve(s.lis) // if it fails, inPlace tells
 }
 
 // unlink removes the file of the socket, if the path still leads to it: it may be
@@ -49,7 +64,7 @@ func (s *socket) inPlace(d *directory) bool {
 func (s *socket) unlink() error {
 	var unlock func()
 	var err error
-	for deadline := time.Now().Add(unlinkTimeout); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(unlinkTimeout); ; time.Sleep(lockInterval) {
 		if unlock, err = s.dir.tryLock(); err == nil {
 			break
 		}
@@ -60,11 +75,10 @@ func (s *socket) unlink() error {
 		}
 	}
 	defer unlock()
-	path := s.dir.at(s.name)
-	if now, err := os.Lstat(path); err != nil || !os.SameFile(now, s.file) {
+	if now, err := s.dir.lstat(s.name); err != nil || !os.SameFile(now, s.file) {
 		return nil
 	}
-	return os.Remove(path)
+	return s.dir.remove(s.name)
 }
 
 // close stops accepting. It is called after unlink, so that the number of the
@@ -106,14 +120,16 @@ func (r *Registrar) hold(ctx context.Context, again bool) bool {
 	if r.sock != nil {
 		switch {
 		case !d.same(r.sock.dir):
-			remark = errors.New("the registration directory was deleted and made anew: kubelet watches the deleted one, and has to be restarted")
+			remark = errUnwatched
 		case !ours:
-			remark = errors.New("the registration socket was gone, and kubelet has taken the driver out: it is made again")
+			remark = errGone
 		}
 		r.sock.close()
 	}
 	r.sock = s
 	r.offered(remark)
+	// Only now: what kubelet says is about this offer, and may come at once.
+	go s.serve(r.server)
 	return true
 }
 
@@ -131,13 +147,18 @@ var (
 
 // offer puts our socket in place, unless what is there is alive or no socket.
 func (r *Registrar) offer(ctx context.Context, d *directory, ours bool) (s *socket, err error) {
-	for range 3 { // the file may change hands while we look at it
+	for range offerAttempts {
 		var found fs.FileInfo
 		if found, err = r.inTheWay(ctx, d, ours); err == nil {
 			s, err = r.put(d, found)
 		}
-		if !errors.Is(err, errChanged) {
+		if !errors.Is(err, errChanged) && !errors.Is(err, errBusy) {
 			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(lockInterval):
 		}
 	}
 	return s, err
@@ -145,19 +166,18 @@ func (r *Registrar) offer(ctx context.Context, d *directory, ours bool) (s *sock
 
 // inTheWay returns the socket that may be replaced, or nil if there is nothing.
 func (r *Registrar) inTheWay(ctx context.Context, d *directory, ours bool) (fs.FileInfo, error) {
-	path := d.at(r.cfg.socketName())
-	found, err := os.Lstat(path)
+	found, err := d.lstat(r.cfg.socketName())
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err != nil:
 		return nil, err
 	case found.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("a file that is no socket (%v) is in the way: move it elsewhere", found.Mode())
+		return nil, fmt.Errorf("a file that is no socket (%v) is in the way at %s: move it elsewhere", found.Mode(), r.path)
 	case ours && os.SameFile(found, r.sock.file):
 		return found, nil
 	}
-	other, err := ask(ctx, path, r.answerTimeout)
+	other, err := ask(ctx, d.at(r.cfg.socketName()), r.answerTimeout)
 	switch {
 	case err == nil:
 		return nil, &aliveError{other.endpoint}
@@ -169,8 +189,8 @@ func (r *Registrar) inTheWay(ctx context.Context, d *directory, ours bool) (fs.F
 	return nil, fmt.Errorf("a socket is in the way, and it cannot be told who serves it: %w", err)
 }
 
-// put makes our socket in d. It replaces the file found, which is ours or dead,
-// and no other.
+// put makes our socket in d, which does not answer yet. It replaces the file found,
+// which is ours or dead, and no other.
 func (r *Registrar) put(d *directory, found fs.FileInfo) (*socket, error) {
 	// Without the lock two instances could both find one dead socket, and the slower
 	// one replace the new socket of the faster one.
@@ -179,9 +199,10 @@ func (r *Registrar) put(d *directory, found fs.FileInfo) (*socket, error) {
 		return nil, err
 	}
 	defer unlock()
-	// A socket that was dead a moment ago still is, unless it is another one.
+	// A socket that was dead a moment ago still is, unless it is another one: of
+	// another inode, or of one whose number was free again meanwhile.
 	name := r.cfg.socketName()
-	if now, err := os.Lstat(d.at(name)); found != nil && (err != nil || !os.SameFile(now, found)) {
+	if now, err := d.lstat(name); found != nil && (err != nil || !os.SameFile(now, found) || !now.ModTime().Equal(found.ModTime())) {
 		return nil, errChanged
 	}
 
@@ -190,7 +211,7 @@ func (r *Registrar) put(d *directory, found fs.FileInfo) (*socket, error) {
 	// one event to kubelet. (kubelet looks at the file before the name, and logs that
 	// it cannot if it comes too late. That is all.)
 	temporary := "." + name
-	if err := removeSocket(d.at(temporary)); err != nil { // of one who was killed here
+	if err := d.removeSocket(temporary); err != nil { // of one who was killed here
 		return nil, err
 	}
 	lis, err := d.listen(temporary)
@@ -198,35 +219,30 @@ func (r *Registrar) put(d *directory, found fs.FileInfo) (*socket, error) {
 		return nil, fmt.Errorf("make the registration socket: %w", err)
 	}
 	lis.SetUnlinkOnClose(false) // it would unlink by name, whosever file that is by then
-	file, err := os.Lstat(d.at(temporary))
+	file, err := d.lstat(temporary)
 	if err == nil {
 		if found == nil {
 			err = d.renameNew(temporary, name)
 		} else {
-			err = os.Rename(d.at(temporary), d.at(name))
+			err = d.known(os.Rename(d.at(temporary), d.at(name)), name)
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, removeSocket(d.at(temporary)), lis.Close())
+		return nil, errors.Join(err, d.removeSocket(temporary), lis.Close())
 	}
-	s := &socket{lis: lis, dir: d, file: file, name: name, done: make(chan struct{})}
-	go func() {
-		defer close(s.done)
-		_ = r.server.Serve(lis) // when lis is closed; or it fails, which inPlace tells
-	}()
-	return s, nil
+	return &socket{lis: lis, dir: d, file: file, name: name, done: make(chan struct{})}, nil
 }
 
-// removeSocket removes the socket at path, if there is one.
-func removeSocket(path string) error {
-	found, err := os.Lstat(path)
+// removeSocket removes the socket of that name, if there is one.
+func (d *directory) removeSocket(name string) error {
+	found, err := d.lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
 		return err
 	case found.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("a file that is no socket (%v) is in the way at .%s: move it elsewhere", found.Mode(), found.Name()[1:])
+		return fmt.Errorf("a file that is no socket (%v) is in the way at %s: move it elsewhere", found.Mode(), filepath.Join(d.path, name))
 	}
-	return os.Remove(path)
+	return d.remove(name)
 }

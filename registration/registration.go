@@ -37,12 +37,14 @@ type Registrar struct {
 
 	path string // of the socket, for people
 
-	mu        sync.Mutex
-	obstacle  situation // what keeps the socket from being in place; its err is nil if nothing does
-	verdict   situation // kubelet's, on the socket that is in place
-	asked     int
-	lastAsked time.Time
-	offers    int
+	mu         sync.Mutex
+	obstacle   situation // what keeps the socket from being in place; its err is nil if nothing does
+	verdict    situation // kubelet's, on the last offer
+	logged     situation // what the log said last, and when
+	asked      int
+	lastAsked  time.Time
+	askedAbout int // the number of the offer about which kubelet asked last
+	offers     int
 
 	interval, answerTimeout time.Duration
 }
@@ -60,12 +62,11 @@ func New(cfg Config) (*Registrar, error) {
 		again:    make(chan struct{}, 1),
 		path:     filepath.Join(cfg.Dir, cfg.socketName()),
 		obstacle: situation{state: Stopped, err: errStopped},
+		logged:   situation{state: Stopped, err: errStopped},
 
 		interval: interval, answerTimeout: answerTimeout,
 	}, nil
 }
-
-var errStopped = errors.New("Serve is not running")
 
 // Serve registers the driver and keeps it registered until ctx ends. It waits for
 // the driver to answer on its CSI socket and to be ready, makes the registration

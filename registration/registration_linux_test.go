@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/registration"
 	"golang.org/x/sys/unix"
 )
@@ -566,4 +567,115 @@ func TestNothingIsLeftRunning(t *testing.T) {
 		k.await("")
 	})
 	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// What goes wrong with the directory ends nothing, is told with the path that people
+// know, and mends itself. At the end the socket is gone, or the error says that it is
+// not.
+func TestDirectoryInTrouble(t *testing.T) {
+	gate.UserNS(t)
+	dir := newDir(t)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "nr_inodes=2"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	remount := func(flags uintptr) {
+		t.Helper()
+		if err := unix.Mount("", dir, "", unix.MS_REMOUNT|flags, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full := filepath.Join(dir, "full")
+	if err := os.WriteFile(full, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i := serveDriver(t, dir, "node")
+	blocked := func(text string) {
+		t.Helper()
+		await(t, text, func() bool {
+			s := i.Status()
+			if s.State == registration.Blocked && !strings.Contains(s.Err.Error(), dir) {
+				t.Fatalf("no path that anybody knows: %v", s.Err)
+			}
+			return s.State == registration.Blocked && strings.Contains(s.Err.Error(), text)
+		})
+	}
+	blocked("no space left")
+	remount(unix.MS_RDONLY)
+	blocked("read-only")
+	remount(0)
+	blocked("no space left")
+	if err := os.Remove(full); err != nil {
+		t.Fatal(err)
+	}
+	i.await(registration.Offered)
+
+	remount(unix.MS_RDONLY)
+	i.stop()
+	err := <-i.done
+	i.done <- nil
+	var e *registration.Error
+	if !errors.As(err, &e) || e.Op != "stop" || !strings.Contains(err.Error(), "remove "+regSocket(dir)+": read-only file system") {
+		t.Errorf("Serve: %v", err)
+	}
+	remount(0)
+}
+
+// A process that has run out of descriptors says so, and goes on when it has some.
+func TestNoDescriptors(t *testing.T) {
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Registered)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 128, Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)
+	var files []*os.File
+	for {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			break
+		}
+		files = append(files, f)
+	}
+	await(t, "a word on descriptors", func() bool {
+		s := i.Status()
+		return s.State == registration.Blocked && strings.Contains(s.Err.Error(), "too many open files")
+	})
+	if err := os.Remove(regSocket(dir)); err != nil {
+		t.Error(err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	await(t, "a new socket", func() bool { return i.Status().Offers == 2 })
+	i.await(registration.Registered)
+	k.await("node")
+}
+
+// The end may come at any point: nothing is left of it.
+func TestEndsAtAnyPoint(t *testing.T) {
+	dir := newDir(t)
+	d := &driver{nodeID: "node"}
+	endpoint := d.serve(t, dir)
+	for n := range 200 {
+		i := newInstance(t, registration.Config{Endpoint: endpoint, Dir: dir})
+		i.start()
+		for begin := time.Now(); time.Since(begin) < time.Duration(n)*20*time.Microsecond; {
+			runtime.Gosched()
+		}
+		i.end()
+		if es, err := os.ReadDir(dir); err != nil || len(es) != 0 {
+			t.Fatalf("run %d left %v behind (%v)", n, es, err)
+		}
+	}
 }

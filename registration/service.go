@@ -55,6 +55,7 @@ func (r *Registrar) getInfo(ctx context.Context) encoded {
 		r.mu.Lock()
 		r.asked++
 		r.lastAsked = time.Now()
+		r.askedAbout = r.offers
 		r.mu.Unlock()
 	}
 	return r.info

@@ -63,6 +63,16 @@ type Status struct {
 // that it does not see: it may have backed off on the path for two minutes.
 const kubeletSilence = 150 * time.Second
 
+// logInterval is how often the log tells of new words on an old State, at most.
+const logInterval = 10 * time.Second
+
+var (
+	errStopped   = errors.New("Serve is not running")
+	errNoVerdict = errors.New("kubelet has not registered the driver yet")
+	errUnwatched = errors.New("the registration directory was deleted and made anew: kubelet watches the deleted one, and has to be restarted")
+	errGone      = errors.New("the registration socket was gone, and kubelet has taken the driver out: it is made again")
+)
+
 // A situation is a State, since when, and why.
 type situation struct {
 	state State
@@ -75,22 +85,27 @@ type situation struct {
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := Status{Socket: r.path, Asked: r.asked, LastAsked: r.lastAsked, Offers: r.offers}
-	now := r.verdict
+	now := r.now()
+	return Status{State: now.state, Since: now.since, Socket: r.path, Err: now.err, Asked: r.asked, LastAsked: r.lastAsked, Offers: r.offers}
+}
+
+// now is the situation as it is shown. r.mu is held.
+func (r *Registrar) now() situation {
 	if r.obstacle.err != nil {
-		now = r.obstacle
+		return r.obstacle
 	}
-	s.State, s.Since, s.Err = now.state, now.since, now.err
-	if s.State == Offered {
-		if s.Err == nil {
-			s.Err = errors.New("kubelet has not registered the driver yet")
-		}
-		if silent := time.Since(s.Since); silent > kubeletSilence && s.LastAsked.Before(s.Since) {
-			s.Err = fmt.Errorf("%w; it has not asked about the socket for %v: check that %s is %s on the host, and that kubelet runs; "+
-				"if somebody deleted that directory, kubelet has to be restarted", s.Err, silent.Truncate(time.Second), r.cfg.Dir, r.cfg.KubeletDir)
-		}
+	now := r.verdict
+	if now.state != Offered {
+		return now
 	}
-	return s
+	if now.err == nil {
+		now.err = errNoVerdict
+	}
+	if r.askedAbout != r.offers && time.Since(now.since) > kubeletSilence {
+		now.err = fmt.Errorf("%w; it has not asked about the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
+			"if somebody deleted that directory, kubelet has to be restarted", now.err, kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
+	}
+	return now
 }
 
 // Check returns nil if the driver is registered, or stands by behind another
@@ -111,46 +126,64 @@ func (r *Registrar) Check(context.Context) error {
 
 // hinder records what keeps the socket from being in place.
 func (r *Registrar) hinder(state State, err error) {
-	r.mu.Lock()
-	old := r.obstacle
-	r.obstacle = situation{state, time.Now(), err}
-	if old.state == state {
-		r.obstacle.since = old.since
-	}
-	r.mu.Unlock()
-	if old.state != state || text(old.err) != text(err) {
-		r.log(state, err)
-	}
+	r.change(func() {
+		since := time.Now()
+		if r.obstacle.state == state && r.obstacle.err != nil {
+			since = r.obstacle.since
+		}
+		r.obstacle = situation{state, since, err}
+	})
 }
 
 // inPlace records that nothing does.
 func (r *Registrar) inPlace() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.obstacle = situation{}
+	r.change(func() { r.obstacle = situation{} })
 }
 
 // offered records that the socket was put in place, with a remark on the occasion.
 func (r *Registrar) offered(remark error) {
-	r.mu.Lock()
-	r.obstacle = situation{}
-	r.verdict = situation{Offered, time.Now(), remark}
-	r.offers++
-	r.mu.Unlock()
-	r.log(Offered, remark)
+	r.change(func() {
+		if errors.Is(r.verdict.err, errUnwatched) && r.askedAbout != r.offers {
+			remark = errUnwatched // still
+		}
+		r.obstacle = situation{}
+		r.verdict = situation{Offered, time.Now(), remark}
+		r.offers++
+		r.logged = situation{} // each time
+	})
 }
 
 // judged records what kubelet says.
 func (r *Registrar) judged(state State, err error) {
+	r.change(func() {
+		// kubelet asks before it judges. If it has not asked about this socket, it speaks
+		// of the one before, and will take that out.
+		if r.askedAbout != r.offers {
+			return
+		}
+		since := time.Now()
+		if r.verdict.state == state {
+			since = r.verdict.since
+		}
+		r.verdict = situation{state, since, err}
+	})
+}
+
+// change changes what is known, and logs what that does to the Status. Words that
+// change while the State does not are not worth a line each: they may hold a time,
+// or the number of a request.
+func (r *Registrar) change(f func()) {
 	r.mu.Lock()
-	old := r.verdict
-	r.verdict = situation{state, time.Now(), err}
-	if old.state == state {
-		r.verdict.since = old.since
+	f()
+	now := r.now()
+	news := now.state != r.logged.state ||
+		text(now.err) != text(r.logged.err) && time.Since(r.logged.since) >= logInterval
+	if news {
+		r.logged = situation{now.state, time.Now(), now.err}
 	}
 	r.mu.Unlock()
-	if old.state != state || text(old.err) != text(err) {
-		r.log(state, err)
+	if news {
+		r.log(now.state, now.err)
 	}
 }
 
@@ -159,7 +192,7 @@ func (r *Registrar) log(state State, err error) {
 	switch {
 	case state == Refused:
 		level = slog.LevelError
-	case state == Blocked, state == Offered && err != nil:
+	case state == Blocked, state == Offered && err != errNoVerdict:
 		level = slog.LevelWarn
 	}
 	attrs := []slog.Attr{slog.String("driver", r.cfg.DriverName), slog.String("state", state.String()), slog.String("socket", r.path)}

@@ -1,6 +1,9 @@
 package registration
 
 import (
+	"errors"
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -50,6 +53,7 @@ func TestStatusBehindAnObstacle(t *testing.T) {
 	r := &Registrar{}
 	r.cfg.Logger = discard
 	r.offered(nil)
+	r.getInfo(t.Context())
 	r.hinder(Standby, &aliveError{"/csi.sock"})
 	r.notified(registrationStatus{registered: true})
 	if s := r.Status(); s.State != Standby || s.Err == nil {
@@ -59,4 +63,100 @@ func TestStatusBehindAnObstacle(t *testing.T) {
 	if s := r.Status(); s.State != Registered || s.Err != nil {
 		t.Errorf("status %+v", s)
 	}
+}
+
+// kubelet may register a driver for two minutes. If the socket was replaced
+// meanwhile, its verdict is on one that is gone, and it asks again; or does not, if
+// it watches another directory.
+func TestVerdictOnTheSocketBefore(t *testing.T) {
+	for _, registered := range []bool{true, false} {
+		r := &Registrar{}
+		r.cfg.Logger = discard
+		r.offered(nil)
+		r.getInfo(t.Context())
+		r.offered(errUnwatched)
+		r.notified(registrationStatus{registered, "no"})
+		if s := r.Status(); s.State != Offered || !errors.Is(s.Err, errUnwatched) {
+			t.Errorf("status %+v", s)
+		}
+		r.offered(nil) // by Reregister; kubelet watches the new directory no more for that
+		if s := r.Status(); !errors.Is(s.Err, errUnwatched) {
+			t.Errorf("status %+v", s)
+		}
+		r.getInfo(t.Context())
+		r.notified(registrationStatus{registered: true})
+		if s := r.Status(); s.State != Registered {
+			t.Errorf("status %+v", s)
+		}
+	}
+}
+
+type logText struct{ strings.Builder }
+
+// lines returns level, state and error of each line so far.
+func (l *logText) lines() (lines []string) {
+	for line := range strings.Lines(l.String()) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "level=")
+		line = strings.Replace(line, ` msg="registration with kubelet" driver=d state=`, " ", 1)
+		lines = append(lines, strings.Replace(line, ` socket=""`, "", 1))
+	}
+	return lines
+}
+
+func newLogText() (*logText, *slog.Logger) {
+	l := &logText{}
+	return l, slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+// The log has each change of the Status, also to the better and by mere silence, and
+// no flood of words that are new each time.
+func TestLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log, logger := newLogText()
+		r := &Registrar{logged: situation{state: Stopped, err: errStopped}}
+		r.cfg.DriverName, r.cfg.Logger = "d", logger
+		expect := func(want ...string) {
+			t.Helper()
+			got := log.lines()
+			log.Reset()
+			if len(got) != len(want) {
+				t.Errorf("log %q, want %q", got, want)
+				return
+			}
+			for i := range got {
+				if !strings.HasPrefix(got[i], want[i]) {
+					t.Errorf("log %q, want %q", got[i], want[i])
+				}
+			}
+		}
+		for n := range 600 { // a minute
+			r.hinder(Waiting, fmt.Errorf("%d of 600 loaded", n))
+			time.Sleep(100 * time.Millisecond)
+		}
+		expect(`INFO waiting error="0 of`, `INFO waiting error="100 of`, `INFO waiting error="200 of`, `INFO waiting error="300 of`, `INFO waiting error="400 of`, `INFO waiting error="500 of`)
+		r.offered(nil)
+		expect("INFO offered")
+		for range 10 * 60 { // five minutes
+			r.inPlace()
+			time.Sleep(500 * time.Millisecond)
+		}
+		expect(`WARN offered error="kubelet has not registered the driver yet; it has not asked`)
+		r.getInfo(t.Context())
+		r.notified(registrationStatus{err: "no"})
+		r.notified(registrationStatus{err: "no"})
+		expect(`ERROR refused error="kubelet says: no"`)
+		r.notified(registrationStatus{registered: true})
+		r.hinder(Blocked, errors.New("too many open files"))
+		r.inPlace()
+		r.inPlace()
+		expect("INFO registered", `WARN blocked error="too many open files"`, "INFO registered")
+		r.offered(errGone)
+		r.offered(errGone)
+		expect(`WARN offered error="the registration socket was gone`, `WARN offered error="the registration socket was gone`)
+	})
 }
