@@ -67,8 +67,8 @@ type Config struct {
 	SupportedVersions []string
 	// Ready holds the first registration back until it returns true: kubelet calls
 	// NodeGetInfo right after it. It is asked ten times a second after the driver has
-	// answered, each time with a deadline of two seconds, and not again once it has
-	// returned true. It fits csiserver.WithReady too. Nil is ready.
+	// answered, one call at a time with a deadline of two seconds, and not again once
+	// it has returned true. It fits csiserver.WithReady too. Nil is ready.
 	Ready func(context.Context) (bool, error)
 	// Shutdown says what becomes of the registration when Serve ends.
 	Shutdown Shutdown

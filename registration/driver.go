@@ -29,14 +29,33 @@ func (r *Registrar) driverReady(ctx context.Context) error {
 	if r.cfg.Ready == nil {
 		return nil
 	}
-	ready, err := r.cfg.Ready(ctx)
-	if err == nil && !ready {
-		err = errors.New("not ready")
-	}
-	if err != nil {
+	if err := r.askReady(ctx); err != nil {
 		return fmt.Errorf("waiting for the driver: %w", err)
 	}
 	return nil
+}
+
+// askReady asks Config.Ready. One call that does not come back, as from a dead file
+// system, is enough: it is waited for again, and holds up nothing else.
+func (r *Registrar) askReady(ctx context.Context) error {
+	if r.asking == nil {
+		answer := make(chan error, 1)
+		r.asking = answer
+		go func() {
+			ready, err := r.cfg.Ready(ctx)
+			if err == nil && !ready {
+				err = errors.New("not ready")
+			}
+			answer <- err
+		}()
+	}
+	select {
+	case err := <-r.asking:
+		r.asking = nil
+		return err
+	case <-ctx.Done():
+		return errors.New("Ready has not returned")
+	}
 }
 
 func identityReady(ctx context.Context, endpoint, name string) error {

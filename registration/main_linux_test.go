@@ -7,6 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -26,8 +29,11 @@ func TestMain(m *testing.M) {
 }
 
 // driverProcess is a driver with the arguments registration directory, CSI socket
-// and node ID.
+// and node ID, and optionally a directory that hangs for whoever writes to it.
 func driverProcess() {
+	if len(os.Args) > 4 {
+		go os.Mkdir(filepath.Join(os.Args[4], "pod"), 0o700)
+	}
 	_ = os.Remove(os.Args[2])
 	lis, err := net.Listen("unix", os.Args[2])
 	if err != nil {
@@ -189,4 +195,21 @@ func (i *instance) await(s registration.State) {
 func (k *kubelet) await(nodeID string) {
 	k.t.Helper()
 	await(k.t, fmt.Sprintf("node ID %q in CSINode", nodeID), func() bool { return k.registered(name) == nodeID })
+}
+
+// hangs tells whether a thread of the process sleeps where no signal reaches.
+func hangs(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(procFile(pid, "task/*/stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(threads, func(path string) bool {
+		b, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(b), ") D ")
+	})
+}
+
+func procFile(pid int, name string) string {
+	return filepath.Join("/proc", strconv.Itoa(pid), name)
 }

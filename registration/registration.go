@@ -3,6 +3,7 @@ package registration
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,8 @@ const (
 	interval = 500 * time.Millisecond
 	// stopTimeout is what a call of kubelet's gets to end when Serve does.
 	stopTimeout = time.Second
+	// leaveTimeout is what all of the end gets.
+	leaveTimeout = 2 * time.Second
 )
 
 // A Registrar registers a driver with kubelet. Make one with [New]. Its methods
@@ -34,6 +37,7 @@ type Registrar struct {
 	// These belong to Serve.
 	server *grpc.Server
 	sock   *socket
+	asking chan error // the answer of Config.Ready that is outstanding
 
 	path string // of the socket, for people
 
@@ -75,8 +79,8 @@ func New(cfg Config) (*Registrar, error) {
 // [Registrar.Status] and tried again: it does not end Serve.
 //
 // When ctx ends Serve does what Config.Shutdown says, within two seconds, and
-// returns nil. The error, an [*Error], is of a socket that could not be removed;
-// the next instance replaces it. A socket that is another instance's by then is
+// returns nil. The error, an [*Error], is of a socket that could not be removed,
+// even because its file system hangs; the next instance replaces it. A socket that is another instance's by then is
 // left alone. A Registrar serves once; a second Serve fails and changes nothing.
 //
 // Serve may run before the driver serves, and should end before the driver does: a
@@ -87,6 +91,22 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		return &Error{Op: "serve", Driver: r.cfg.DriverName, Err: errors.New("this registrar has served already: make a new one")}
 	}
 	r.server = r.newServer()
+	done := make(chan error, 1)
+	go func() { done <- r.serve(ctx) }()
+	<-ctx.Done()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(leaveTimeout):
+		// What hangs ends some time, and then cleans up after itself.
+		go r.server.Stop()
+		return &Error{Op: "stop", Driver: r.cfg.DriverName, Err: fmt.Errorf("registration socket left in place: the file system of %s does not answer", r.cfg.Dir)}
+	}
+}
+
+// serve is Serve, for as long as the file system takes.
+func (r *Registrar) serve(ctx context.Context) error {
+	r.hinder(Waiting, fmt.Errorf("waiting for the driver at %s", r.cfg.Endpoint))
 	look := time.NewTicker(min(driverInterval, r.interval))
 	defer look.Stop()
 	ready, again := false, false

@@ -107,6 +107,49 @@ func TestWaitsForTheDriver(t *testing.T) {
 	}
 }
 
+// A Ready that hangs, as on a dead file system, is called once, told of, and does not
+// hold up the end.
+func TestReadyHangs(t *testing.T) {
+	dir := newDir(t)
+	d := &driver{nodeID: "node"}
+	release := make(chan struct{})
+	var calls atomic.Int64
+	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Ready: func(context.Context) (bool, error) {
+		calls.Add(1)
+		<-release
+		return true, nil
+	}}).start()
+	await(t, "a word on Ready", func() bool {
+		s := i.Status()
+		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "Ready has not returned")
+	})
+	i.end()
+	if n := calls.Load(); n != 1 {
+		t.Errorf("called %d times", n)
+	}
+	close(release)
+}
+
+// Before the driver has answered at all, Serve runs already.
+func TestWaitsForASilentDriver(t *testing.T) {
+	dir := newDir(t)
+	path := filepath.Join(filepath.Dir(dir), "silent.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	i := newInstance(t, registration.Config{Endpoint: path, Dir: dir}).start()
+	c, err := l.Accept() // the Registrar asks, and gets no answer
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if s := i.Status(); s.State != registration.Waiting || !strings.Contains(s.Err.Error(), path) {
+		t.Errorf("status %+v", s)
+	}
+}
+
 // kubernetes/kubernetes#71378: a refusal ends the registrar, and its socket is left
 // behind for kubelet to fail on.
 func TestRefusal(t *testing.T) {

@@ -1,0 +1,124 @@
+package registration_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"github.com/csikit/csikit/registration"
+	"golang.org/x/sys/unix"
+)
+
+// freezable mounts a file system at a short path. After freeze, whoever writes to it
+// waits in the kernel, where no signal reaches, until thaw or the end of the test.
+func freezable(t *testing.T) (dir string, freeze, thaw func()) {
+	t.Helper()
+	gate.Root(t)
+	gate.Tools(t, "mke2fs")
+	dir = newDir(t)
+	image := filepath.Join(filepath.Dir(dir), "image")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 16<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "mke2fs", "-q", "-t", "ext4", image).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	dev, err := loopdev.Attach(t.Context(), image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := dev.Detach(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := unix.Mount(dev.Path, dir, "ext4", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		await(t, "an end to unmount", func() bool { // what hung closes its files a little later
+			return !errors.Is(unix.Unmount(dir, 0), unix.EBUSY)
+		})
+	})
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const fiFreeze, fiThaw = 0xc0045877, 0xc0045878
+	freeze = func() {
+		t.Helper()
+		if err := unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	thaw = func() { _ = unix.IoctlSetInt(int(f.Fd()), fiThaw, 0) }
+	t.Cleanup(func() {
+		thaw()
+		f.Close()
+	})
+	return dir, freeze, thaw
+}
+
+// A process that is killed while a thread of it hangs in the kernel keeps its
+// descriptors: its socket accepts connections, and nobody answers.
+func TestKilledWhileAThreadHangs(t *testing.T) {
+	hanging, freeze, thaw := freezable(t)
+	dir := newDir(t)
+	k := startKubelet(t, dir)
+	freeze()
+	cmd := gate.RoleCommand(t.Context(), "driver", dir, filepath.Join(filepath.Dir(dir), "old.sock"), "old", hanging)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	k.await("old")
+	await(t, "a thread that hangs", func() bool { return hangs(t, cmd.Process.Pid) })
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer thaw()
+	await(t, "nobody who answers", func() bool {
+		b, err := os.ReadFile(procFile(cmd.Process.Pid, "stat"))
+		return err == nil && strings.Contains(string(b), ") Z ")
+	})
+	c, err := net.Dial("unix", regSocket(dir))
+	if err != nil {
+		t.Fatalf("the socket of the killed process refuses connections (%v): nothing hangs", err)
+	}
+	c.Close()
+
+	d := &driver{nodeID: "new"}
+	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
+	i.Hasten(2*time.Millisecond, 50*time.Millisecond)
+	i.start().await(registration.Registered)
+	k.await("new")
+}
+
+// The registration directory hangs: Serve ends all the same, nobody answers any more,
+// and what hung is cleaned up by itself when it goes on.
+func TestServeEndsWithDirectoryStuckInTheKernel(t *testing.T) {
+	dir, freeze, thaw := freezable(t)
+	i := serveDriver(t, dir, "node")
+	i.await(registration.Offered)
+	freeze()
+	i.stop()
+	err := <-i.done
+	i.done <- nil
+	if err == nil || !strings.Contains(err.Error(), "does not answer") {
+		t.Errorf("Serve: %v", err)
+	}
+	thaw()
+	await(t, "the end of the socket", func() bool {
+		_, err := os.Lstat(regSocket(dir))
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
