@@ -14,10 +14,35 @@ import (
 	"unicode"
 )
 
-// A Section is a table on the debug page of [Server.Health]. Make one with [Rows].
+// A Section is what an application adds to [Server.Health]: a table on the debug
+// page, by [Rows], or a check of readiness, by [ReadyCheck].
 type Section struct {
-	name string
-	rows func() table
+	name  string
+	rows  func() table
+	check func(context.Context) error
+}
+
+// ReadyCheck adds a check to /readyz, which answers 503 with name and error for as
+// long as check returns one. The debug page lists it among "ready". /healthz takes no
+// notice. check is called for each probe and each page, at any time and several times
+// at once, and has to answer from memory.
+//
+//	server.Health(csiserver.ReadyCheck("registration", registrar.Check))
+func ReadyCheck(name string, check func(context.Context) error) Section {
+	return Section{name: name, check: check}
+}
+
+func checkTable(checks []check) table {
+	t := table{columns: []string{"check", "ready", "reason"}}
+	for _, c := range checks {
+		reason := ""
+		err := c.run(context.Background())
+		if err != nil {
+			reason = err.Error()
+		}
+		t.rows = append(t.rows, []string{c.name, strconv.FormatBool(err == nil), reason})
+	}
+	return t
 }
 
 // Rows makes a section of what snapshot returns: a row for each element, with a
@@ -26,9 +51,10 @@ type Section struct {
 //	server.Health(csiserver.Rows("locks", locks.Snapshot), csiserver.Rows("stuck", group.Snapshot))
 //
 // Structs within are taken apart unless they are a [fmt.Stringer]; a [time.Time] is
-// shown as its age. snapshot is called for each page and has to answer from memory.
+// shown as its age. An error that is nil, and a time that is zero, are left out.
+// snapshot is called for each page and has to answer from memory.
 func Rows[T any](name string, snapshot func() []T) Section {
-	return Section{name, func() table {
+	return Section{name: name, rows: func() table {
 		now := time.Now()
 		t := table{columns: columnsOf(reflect.TypeFor[T]())}
 		for _, x := range snapshot() {
@@ -38,9 +64,8 @@ func Rows[T any](name string, snapshot func() []T) Section {
 	}}
 }
 
-// debugHandler shows the calls under way and sections.
+// debugHandler shows sections.
 func (s *Server) debugHandler(sections []Section) http.Handler {
-	sections = append([]Section{{"calls", s.callTable}}, sections...)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -166,10 +191,17 @@ func cellsOf(cells []string, v reflect.Value, now time.Time) []string {
 		}
 		return cells
 	}
-	if at, ok := v.Interface().(time.Time); ok {
-		return append(cells, age(now.Sub(at)))
+	switch x := v.Interface().(type) {
+	case nil:
+		return append(cells, "")
+	case time.Time:
+		if x.IsZero() {
+			return append(cells, "")
+		}
+		return append(cells, age(now.Sub(x)))
+	default:
+		return append(cells, fmt.Sprint(x))
 	}
-	return append(cells, fmt.Sprint(v.Interface()))
 }
 
 // age leaves out what nobody reads at night.

@@ -2,6 +2,7 @@ package csiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -23,29 +24,61 @@ const healthTimeout = 3 * time.Second
 //     Probe: 200 if that says ready, else 500 with the reason. As with
 //     livenessprobe, "not ready" is 500 too: give a plugin that starts slowly a
 //     startupProbe.
-//   - /readyz is the same, and 503 instead of 500.
+//   - /readyz is the same with the checks that sections add, and 503 instead of 500:
+//     each that fails has a line.
 //   - /debug shows what is going on, for people: the calls under way, and what
 //     sections add. ?format=json, or a client that accepts application/json, gets
 //     the same as JSON.
+//
+// Only what a restart mends belongs into /healthz: kubelet kills the plugin for it,
+// and with a driver in user space its mounts. A node plugin that kubelet has not
+// registered is healthy and not ready. In a DaemonSet not being ready stops a rolling
+// update, and nothing else.
 //
 // Nothing here waits for a volume, a lock or another call. /debug shows volume IDs
 // and paths, but nothing else of requests; serve it to those who may read the log.
 // Before Serve and after it the plugin is neither healthy nor ready.
 func (s *Server) Health(sections ...Section) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /healthz", s.probeHandler(http.StatusInternalServerError))
-	mux.Handle("GET /readyz", s.probeHandler(http.StatusServiceUnavailable))
-	mux.Handle("GET /debug", s.debugHandler(sections))
+	tables := []Section{{name: "calls", rows: s.callTable}}
+	var checks []check
+	for _, x := range sections {
+		if x.check != nil {
+			checks = append(checks, check{x.name, x.check})
+		}
+	}
+	if len(checks) > 0 {
+		tables = append(tables, Section{name: "ready", rows: func() table { return checkTable(checks) }})
+	}
+	for _, x := range sections {
+		if x.rows != nil {
+			tables = append(tables, x)
+		}
+	}
+	mux.Handle("GET /healthz", s.probeHandler(http.StatusInternalServerError, nil))
+	mux.Handle("GET /readyz", s.probeHandler(http.StatusServiceUnavailable, checks))
+	mux.Handle("GET /debug", s.debugHandler(tables))
 	return mux
 }
 
-func (s *Server) probeHandler(failed int) http.Handler {
+type check struct {
+	name string
+	run  func(context.Context) error
+}
+
+func (s *Server) probeHandler(failed int, checks []check) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), healthTimeout)
 		defer cancel()
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if err := s.probe(ctx); err != nil {
+		err := s.probe(ctx)
+		for _, c := range checks {
+			if e := c.run(ctx); e != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", c.name, e))
+			}
+		}
+		if err != nil {
 			w.WriteHeader(failed)
 			_, _ = io.WriteString(w, err.Error())
 			return

@@ -64,6 +64,41 @@ func TestHealth(t *testing.T) {
 	check("/other", 404, "")
 }
 
+// Who kubelet has refused still serves what is mounted: not ready, and not to be
+// killed for it.
+func TestReadyCheck(t *testing.T) {
+	var refused error
+	type state struct {
+		Err   error
+		Since time.Time
+	}
+	s := newServer(t)
+	h := s.Health(
+		csiserver.ReadyCheck("registration", func(context.Context) error { return refused }),
+		csiserver.Rows("state", func() []state { return []state{{}} }),
+		csiserver.ReadyCheck("other", func(context.Context) error { return refused }))
+	p := start(t, s, listen(t, dir(t)+"/csi.sock"))
+	p.probe()
+	check := func(path string, code int, text string) {
+		t.Helper()
+		if w := get(t, h, path); w.Code != code || !strings.Contains(w.Body.String(), text) {
+			t.Errorf("%s: %d %q, want %d %q", path, w.Code, w.Body, code, text)
+		}
+	}
+	check("/readyz", 200, "ok")
+	check("/debug", 200, "\nready: 2\n  CHECK         READY  REASON\n  registration  true   -\n  other         true   -\n")
+	check("/debug", 200, "\nstate: 1\n  ERR  SINCE\n  -    -\n")
+	refused = errors.New("kubelet says: no")
+	check("/readyz", 503, "registration: kubelet says: no\nother: kubelet says: no")
+	check("/healthz", 200, "ok")
+	check("/debug", 200, "  registration  false  kubelet says: no\n")
+	check("/debug?format=json", 200, `{"check":"registration","ready":"false","reason":"kubelet says: no"}`)
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	check("/readyz", 503, "is not serving\nregistration: kubelet says: no")
+}
+
 type held struct {
 	Key    stringer
 	Op     struct{ RPC, RequestID string }

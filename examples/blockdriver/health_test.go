@@ -31,25 +31,69 @@ func (l *logText) String() string {
 }
 
 func TestHealth(t *testing.T) {
+	get := health(t, "-mode", "controller")
+	if body := get("/readyz"); body != "ok" {
+		t.Errorf("readyz: %s", body)
+	}
+	if page := get("/debug"); !strings.Contains(page, "calls: 0\n") || !strings.Contains(page, "locks: 0\n") {
+		t.Errorf("debug: %s", page)
+	}
+}
+
+// A node plugin that no kubelet has registered is not ready, and yet is not to be
+// killed. How it stands is on the page.
+func TestHealthBeforeRegistration(t *testing.T) {
+	registry := t.TempDir()
+	get := health(t, "-mode", "node", "-node-id", "node", "-register", "/kubelet/csi.sock", "-registration-dir", registry)
+	const text = "registration: not registered with kubelet (offered): kubelet has not registered the driver yet"
+	for body := get("/readyz"); body != text; body = get("/readyz") { // or the test times out
+		if !strings.Contains(body, "registration: not registered with kubelet (") {
+			t.Fatalf("readyz: %s", body)
+		}
+		runtime.Gosched()
+	}
+	if body := get("/healthz"); body != "ok" {
+		t.Errorf("healthz: %s", body)
+	}
+	if page := get("/debug"); !strings.Contains(page, "registration  false") || !strings.Contains(page, registry+"/block.csikit.dev-reg.sock") {
+		t.Errorf("debug: %s", page)
+	}
+}
+
+// health runs the driver until the end of the test and returns what gets a page of it
+// once it is healthy.
+func health(t *testing.T, args ...string) (get func(path string) string) {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "csikit")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer os.RemoveAll(dir)
-	ctx, stop := context.WithCancel(t.Context())
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	ctx, stop := context.WithCancel(context.Background())
 	done, log := make(chan error, 1), &logText{}
 	go func() {
-		args := []string{"-endpoint", "unix://" + dir + "/csi.sock", "-pool", dir + "/pool", "-mode", "controller", "-http", "127.0.0.1:0"}
+		args := append(args, "-endpoint", "unix://"+dir+"/csi.sock", "-pool", dir+"/pool", "-http", "127.0.0.1:0")
 		done <- run(ctx, args, func(string) string { return "" }, io.Discard, log)
 	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
 	serving := regexp.MustCompile(`"serving health" http=(\S+)`)
-	for !serving.MatchString(log.String()) && len(done) == 0 {
-		runtime.Gosched()
+	for !serving.MatchString(log.String()) {
+		select {
+		case err := <-done:
+			done <- nil
+			t.Fatal(err)
+		default:
+			runtime.Gosched()
+		}
 	}
-	if len(done) > 0 {
-		t.Fatal(<-done)
-	}
-	get := func(path string) string {
+	get = func(path string) string {
+		t.Helper()
 		resp, err := http.Get("http://" + serving.FindStringSubmatch(log.String())[1] + path)
 		if err != nil {
 			t.Fatal(err)
@@ -64,15 +108,5 @@ func TestHealth(t *testing.T) {
 	for get("/healthz") != "ok" { // or the test times out
 		runtime.Gosched()
 	}
-	if body := get("/readyz"); body != "ok" {
-		t.Errorf("readyz: %s", body)
-	}
-	if page := get("/debug"); !strings.Contains(page, "calls: 0\n") || !strings.Contains(page, "locks: 0\n") {
-		t.Errorf("debug: %s", page)
-	}
-	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-	http.DefaultClient.CloseIdleConnections()
+	return get
 }

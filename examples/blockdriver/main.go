@@ -108,6 +108,8 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			return err
 		}
 		register = r.Serve
+		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
+			csiserver.Rows("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
