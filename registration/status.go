@@ -197,7 +197,11 @@ func (r *Registrar) log(state State, err error) {
 	}
 	attrs := []slog.Attr{slog.String("driver", r.cfg.DriverName), slog.String("state", state.String()), slog.String("socket", r.path)}
 	if err != nil {
-		attrs = append(attrs, slog.String("error", err.Error()))
+		key := "reason"
+		if level > slog.LevelInfo {
+			key = "error"
+		}
+		attrs = append(attrs, slog.String(key, err.Error()))
 	}
 	r.cfg.Logger.LogAttrs(context.Background(), level, "registration with kubelet", attrs...)
 }

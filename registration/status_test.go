@@ -138,7 +138,7 @@ func TestLog(t *testing.T) {
 			r.hinder(Waiting, fmt.Errorf("%d of 600 loaded", n))
 			time.Sleep(100 * time.Millisecond)
 		}
-		expect(`INFO waiting error="0 of`, `INFO waiting error="100 of`, `INFO waiting error="200 of`, `INFO waiting error="300 of`, `INFO waiting error="400 of`, `INFO waiting error="500 of`)
+		expect(`INFO waiting reason="0 of`, `INFO waiting reason="100 of`, `INFO waiting reason="200 of`, `INFO waiting reason="300 of`, `INFO waiting reason="400 of`, `INFO waiting reason="500 of`)
 		r.offered(nil)
 		expect("INFO offered")
 		for range 10 * 60 { // five minutes
