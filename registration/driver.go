@@ -54,7 +54,7 @@ func (r *Registrar) askReady(ctx context.Context) error {
 		r.asking = nil
 		return err
 	case <-ctx.Done():
-		return errors.New("Ready has not returned")
+		return errors.New("still waiting for Ready to return")
 	}
 }
 

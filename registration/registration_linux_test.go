@@ -121,7 +121,7 @@ func TestReadyHangs(t *testing.T) {
 	}}).start()
 	await(t, "a word on Ready", func() bool {
 		s := i.Status()
-		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "Ready has not returned")
+		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "still waiting for Ready to return")
 	})
 	i.end()
 	if n := calls.Load(); n != 1 {

@@ -102,8 +102,8 @@ func (r *Registrar) now() situation {
 		now.err = errNoVerdict
 	}
 	if r.askedAbout != r.offers && time.Since(now.since) > kubeletSilence {
-		now.err = fmt.Errorf("%w; it has not asked about the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
-			"if somebody deleted that directory, kubelet has to be restarted", now.err, kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
+		now.err = fmt.Errorf("%s; it has not asked about the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
+			"if somebody deleted that directory, kubelet has to be restarted", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
 	}
 	return now
 }
@@ -192,7 +192,7 @@ func (r *Registrar) log(state State, err error) {
 	switch {
 	case state == Refused:
 		level = slog.LevelError
-	case state == Blocked, state == Offered && err != errNoVerdict:
+	case state == Blocked, state == Offered && !errors.Is(err, errNoVerdict):
 		level = slog.LevelWarn
 	}
 	attrs := []slog.Attr{slog.String("driver", r.cfg.DriverName), slog.String("state", state.String()), slog.String("socket", r.path)}
