@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -39,17 +40,25 @@ func (w *walker) noArm(oneof, arms string) {
 }
 
 func (w *walker) text(field, v string, limit int, r textRule) {
-	switch {
-	case v == "":
+	if v == "" {
 		if r&required != 0 {
 			w.missing(field)
 		}
-	case len(v) > limit:
+		return
+	}
+	if len(v) > limit {
 		w.add(field, "size", "is %d bytes long, the limit is %d", len(v), limit)
-	case r&^required != 0:
+	}
+	if w.utf8 && !utf8.ValidString(v) {
+		w.notUTF8(field)
+	}
+	if r&^required != 0 {
 		w.characters(field, v, r)
 	}
 }
+
+// notUTF8 reports a string that cannot be sent at all: proto3 refuses it.
+func (w *walker) notUTF8(field string) { w.add(field, "utf-8", "is not valid UTF-8") }
 
 func (w *walker) characters(field, v string, r textRule) {
 	if r&absolutePath != 0 && !absolute(v) && !(r&lenientPath != 0 && w.relativeVolumePath) {
@@ -68,11 +77,11 @@ func (w *walker) characters(field, v string, r textRule) {
 // texts judges the elements of a list; required means that none is empty.
 func (w *walker) texts(field string, vs []string, limit int, r textRule) {
 	for i, v := range vs {
-		switch {
-		case v == "" && r&required != 0:
+		if v == "" && r&required != 0 {
 			w.add(index(field, i), "required", "is empty")
-		case len(v) > limit:
-			w.add(index(field, i), "size", "is %d bytes long, the limit is %d", len(v), limit)
+		}
+		if len(v) > limit || w.utf8 && !utf8.ValidString(v) {
+			w.text(index(field, i), v, limit, 0)
 		}
 	}
 }
@@ -80,8 +89,11 @@ func (w *walker) texts(field string, vs []string, limit int, r textRule) {
 // total judges a list whose elements share one limit.
 func (w *walker) total(field string, vs []string, limit int) {
 	size := 0
-	for _, v := range vs {
+	for i, v := range vs {
 		size += len(v)
+		if w.utf8 && !utf8.ValidString(v) {
+			w.notUTF8(index(field, i))
+		}
 	}
 	if size > limit {
 		w.add(field, "size", "holds %d bytes, the limit is %d", size, limit)
@@ -92,18 +104,20 @@ func (w *walker) total(field string, vs []string, limit int) {
 const kubernetesPrefix = "csi.storage.k8s.io/"
 
 func (w *walker) stringMap(field string, m map[string]string) {
-	size := 0
+	size, valid := 0, true
 	for k, v := range m {
+		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
 		if !strings.HasPrefix(k, kubernetesPrefix) {
 			size += len(k) + len(v)
 		}
 	}
-	w.mapSize(field, size)
+	w.mapSize(field, size, valid)
 }
 
 func (w *walker) secretMap(field string, m map[string]string) {
-	size, badKeys := 0, 0
+	size, badKeys, valid := 0, 0, true
 	for k, v := range m {
+		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
 		if strings.HasPrefix(k, kubernetesPrefix) {
 			continue
 		}
@@ -112,14 +126,17 @@ func (w *walker) secretMap(field string, m map[string]string) {
 			badKeys++
 		}
 	}
-	w.mapSize(field, size)
+	w.mapSize(field, size, valid)
 	if badKeys > 0 {
 		// The keys are not printed: somebody may have put the secret there.
 		w.add(field, "secret-key", "has %d keys with characters other than letters, digits, '-', '_' and '.'", badKeys)
 	}
 }
 
-func (w *walker) mapSize(field string, size int) {
+func (w *walker) mapSize(field string, size int, valid bool) {
+	if !valid {
+		w.add(field, "utf-8", "has a key or value that is not valid UTF-8")
+	}
 	if size > mapMax {
 		w.add(field, "size", "holds %d bytes of keys and values, the limit is %d", size, mapMax)
 	}

@@ -133,30 +133,39 @@ func (o *oracle) text2(fd protoreflect.FieldDescriptor, r rule, v, name string) 
 	case r.max != 0:
 		limit = r.max
 	}
-	switch {
-	case v == "" && r.required: // only within a list
-		o.add(name, "required", "")
-	case len(v) > limit && limit != unlimited:
+	if v == "" { // within a list
+		if r.required {
+			o.add(name, "required", "")
+		}
+		return
+	}
+	if len(v) > limit && limit != unlimited {
 		o.add(name, "size", "")
-	default:
-		if r.path && !absolute(v) && !o.relativeAllowed(fd) {
-			o.add(name, "path-absolute", "")
-		}
-		if r.noControls && strings.ContainsFunc(v, isControl) {
-			o.add(name, "control-character", "")
-		}
+	}
+	if o.utf8 && !utf8.ValidString(v) {
+		o.add(name, "utf-8", "")
+	}
+	if r.path && !absolute(v) && !o.relativeAllowed(fd) {
+		o.add(name, "path-absolute", "")
+	}
+	if r.noControls && strings.ContainsFunc(v, isControl) {
+		o.add(name, "control-character", "")
 	}
 }
 
 func (o *oracle) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
-	size, bad := 0, false
+	size, bad, valid := 0, false, true
 	m.Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+		valid = valid && utf8.ValidString(k.String()) && utf8.ValidString(v.String())
 		if key := k.String(); !strings.HasPrefix(key, "csi.storage.k8s.io/") {
 			size += len(key) + len(v.String())
 			bad = bad || !secretKey(key)
 		}
 		return true
 	})
+	if !valid && o.utf8 {
+		o.add(string(fd.Name()), "utf-8", "")
+	}
 	if size > 4096 {
 		o.add(string(fd.Name()), "size", "")
 	}
@@ -280,7 +289,7 @@ func scribble(r *rand.Rand, m protoreflect.Message) {
 }
 
 var words = []string{"", "a", "A", "/p", "p/q", "Zone", "zone", "a.example.com/zone", "b.example.com/zone", "x\x01y", "a b", "z\u0085", "DiskBad",
-	tokensKey, "csi.storage.k8s.io/pod.name", "password=x", "a\"\\\n<\u2028>\u00e9", strings.Repeat("x", 128), strings.Repeat("x", 129), "/" + strings.Repeat("p", 256),
+	tokensKey, "csi.storage.k8s.io/pod.name", "password=x", "bad\xff", "a\"\\\n<\u2028>\u00e9", strings.Repeat("x", 128), strings.Repeat("x", 129), "/" + strings.Repeat("p", 256),
 	strings.Repeat("y", 4096), "/" + strings.Repeat("p", 4095)}
 
 func pick(r *rand.Rand, from []string) string { return from[r.IntN(len(from))] }
@@ -328,9 +337,9 @@ func sameFindings(t *testing.T, c config, m proto.Message) (found int) {
 		slices.Sort(out)
 		return out
 	}
-	o := oracle{walker{config: c, subject: m}}
+	o := oracle{walker{config: c, subject: m, utf8: !isRequest(m)}}
 	o.message(m.ProtoReflect())
-	w := walker{config: c, subject: m}
+	w := walker{config: c, subject: m, utf8: !isRequest(m)}
 	w.root(m)
 	if got, want := summary(w.found), summary(o.found); !slices.Equal(got, want) {
 		t.Errorf("%T %v\ngot  %q\nwant %q", m, m, got, want)

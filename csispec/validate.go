@@ -16,7 +16,9 @@ import (
 //
 // A required bool or number cannot be told from its zero value and is not
 // demanded. Messages outside the package csi.v1 pass. What takes more than one
-// message to judge is left to [MetadataStream] and [History].
+// message to judge is left to [MetadataStream] and [History]. Strings of requests
+// are taken for valid UTF-8, as no others get through the decoder; a response with
+// others (rule utf-8) could not be sent.
 //
 // Kubernetes adds entries that begin with csi.storage.k8s.io/ to maps which the
 // plugin made; they do not count towards the size of a map.
@@ -29,7 +31,7 @@ func Validate(m proto.Message, opts ...Option) error {
 			Rule: "required", Code: codes.InvalidArgument, Text: "is nil",
 		}}}
 	}
-	w := walker{subject: m}
+	w := walker{subject: m, utf8: !isRequest(m)}
 	for _, o := range opts {
 		w.config = o.apply(w.config)
 	}
@@ -50,12 +52,17 @@ func Validate(m proto.Message, opts ...Option) error {
 	return &Violations{Subject: name, All: w.found}
 }
 
+func isRequest(m proto.Message) bool {
+	return strings.HasSuffix(string(m.ProtoReflect().Descriptor().Name()), "Request")
+}
+
 // A walker goes through one message, in the generated method for its type, and
 // collects what it finds. It knows the way to the message that it is in, so that
 // a path is put together only for a violation.
 type walker struct {
 	config
 	subject proto.Message
+	utf8    bool // is judged
 	way     [maxDepth]step
 	depth   int
 	found   []Violation

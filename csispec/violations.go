@@ -14,7 +14,7 @@ type Violation struct {
 	// "volume_capabilities[0].access_mode.mode". It is empty when there is no
 	// message at all.
 	Field string
-	// Rule is a stable identifier of the rule: required, size, path-absolute,
+	// Rule is a stable identifier of the rule: required, size, utf-8, path-absolute,
 	// control-character, oneof, enum, alpha, non-negative, positive, timestamp,
 	// capacity-range, secret-key, topology-key, topology-value,
 	// topology-preferred, staging-path, plugin-name, capability,
