@@ -155,6 +155,40 @@ func TestChecks(t *testing.T) {
 	}
 }
 
+// What cannot be sent must not become INTERNAL, which gRPC would answer: kubelet
+// takes that as proof that nothing is left behind, and a provisioner that no volume
+// was made.
+func TestResponseThatCannotBeSent(t *testing.T) {
+	for _, checks := range []csiserver.Checks{csiserver.Enforce, csiserver.Warn, csiserver.Off} {
+		book := &logBook{}
+		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseChecks(checks),
+			csiserver.WithController(&latin1{}))
+		c := csi.NewControllerClient(p.conn)
+		_, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{publishRequest().VolumeCapability}})
+		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "volume.volume_context") {
+			t.Errorf("%v: CreateVolume: %v", checks, err)
+		}
+		_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "v"})
+		if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "volume.volume_id") {
+			t.Errorf("%v: ControllerGetVolume: %v", checks, err)
+		}
+		if n := len(book.lines(t, "rpc finished")); n == 0 || strings.Contains(book.String(), `"code":"OK"`) {
+			t.Errorf("%v: the log tells of a success: %s", checks, book)
+		}
+	}
+}
+
+// latin1 has got its strings from a storage system of the nineties.
+type latin1 struct{ controller }
+
+func (*latin1) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "v", VolumeContext: map[string]string{"pool": "m\xfcll"}}}, nil
+}
+
+func (*latin1) ControllerGetVolume(context.Context, *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	return &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: "\xfc"}, Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+}
+
 // badNode answers what the specification does not allow.
 type badNode struct{ node }
 

@@ -1,6 +1,10 @@
 package csiserver
 
-import "strings"
+import (
+	"strings"
+
+	"google.golang.org/grpc/codes"
+)
 
 // isCSI tells whether a method belongs to a service of CSI. Others on the same
 // server, such as grpc.health, have rules of their own.
@@ -26,4 +30,12 @@ func mutating(fullMethod string) bool {
 		return true
 	}
 	return false
+}
+
+// outcomeUnknown is the code of a call of which nobody knows how far it got.
+func outcomeUnknown(fullMethod string) codes.Code {
+	if mutating(fullMethod) {
+		return codes.Unavailable // kubelet takes INTERNAL for: nothing is left behind
+	}
+	return codes.Internal
 }

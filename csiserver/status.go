@@ -60,10 +60,8 @@ func normalize(method string, req any, keys []string, err error) error {
 			code = codes.DeadlineExceeded
 		case errors.Is(err, context.Canceled):
 			code = codes.Canceled
-		case mutating(method):
-			code = codes.Unavailable
 		default:
-			code = codes.Internal
+			code = outcomeUnknown(method)
 		}
 	}
 	message := strip(req, keys, messageOf(err))

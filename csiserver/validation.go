@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 
 	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -38,7 +40,12 @@ func WithRequestChecks(checks Checks) LayerOption {
 
 // WithResponseChecks says what becomes of responses that break the rules. The
 // default is [Warn], as the work has been done by then. [Enforce] is for tests: it
-// answers INTERNAL instead.
+// answers INTERNAL instead, or UNAVAILABLE if the call changed something, which is
+// not undone.
+//
+// A response with a string that is not valid UTF-8 is refused like that in any
+// case: it cannot be sent, and gRPC would answer INTERNAL, by which a CO takes the
+// call for one that has left nothing behind.
 func WithResponseChecks(checks Checks) LayerOption {
 	return layerOption(func(c *layerConfig) { c.responses = checks })
 }
@@ -87,31 +94,49 @@ type validator struct {
 }
 
 func (v *validator) request(ctx context.Context, method string, req any) error {
-	return v.check(ctx, method, req, "request", req, v.requests)
+	if v.requests == Off {
+		return nil
+	}
+	found := v.judge(req)
+	if found == nil {
+		return nil
+	}
+	callOf(ctx).countViolations(ctx, method, "request", found)
+	if v.requests == Enforce {
+		return found
+	}
+	v.warn(ctx, method, req, "request", found)
+	return nil
 }
 
 func (v *validator) response(ctx context.Context, method string, req, resp any) error {
-	return v.check(ctx, method, req, "response", resp, v.responses)
+	found := v.judge(resp)
+	if found == nil {
+		return nil
+	}
+	unsendable := slices.ContainsFunc(found.All, func(x csispec.Violation) bool { return x.Rule == "utf-8" })
+	if v.responses == Off && !unsendable {
+		return nil
+	}
+	callOf(ctx).countViolations(ctx, method, "response", found)
+	if v.responses == Enforce || unsendable {
+		return status.Error(outcomeUnknown(method), found.Error())
+	}
+	v.warn(ctx, method, req, "response", found)
+	return nil
 }
 
-// check judges a message, which is a request or a response, of a call with the
-// request req.
-func (v *validator) check(ctx context.Context, method string, req any, message string, m any, checks Checks) error {
+// judge returns nil if there is nothing wrong with m.
+func (v *validator) judge(m any) *csispec.Violations {
 	p, ok := m.(proto.Message)
-	if !ok || checks == Off {
+	if !ok {
 		return nil
 	}
-	err := csispec.Validate(p, v.validation...)
-	if err == nil {
-		return nil
-	}
-	if found, ok := errors.AsType[*csispec.Violations](err); ok {
-		callOf(ctx).countViolations(ctx, method, message, found)
-	}
-	if checks == Enforce {
-		return err
-	}
+	found, _ := errors.AsType[*csispec.Violations](csispec.Validate(p, v.validation...))
+	return found
+}
+
+func (v *validator) warn(ctx context.Context, method string, req any, message string, found *csispec.Violations) {
 	v.logger.LogAttrs(ctx, slog.LevelWarn, message+" breaks rules of CSI", append(callAttrs(ctx, method, req),
-		slog.String("error", strip(req, v.redactKeys, err.Error())))...)
-	return nil
+		slog.String("error", strip(req, v.redactKeys, found.Error())))...)
 }
