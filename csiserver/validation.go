@@ -132,7 +132,11 @@ func (v *validator) judge(m any) *csispec.Violations {
 	if !ok {
 		return nil
 	}
-	found, _ := errors.AsType[*csispec.Violations](csispec.Validate(p, v.validation...))
+	err := csispec.Validate(p, v.validation...)
+	if err == nil {
+		return nil
+	}
+	found, _ := errors.AsType[*csispec.Violations](err)
 	return found
 }
 
