@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -113,6 +114,69 @@ func TestLogTwice(t *testing.T) {
 	a, b := outer.lines(t, "rpc finished"), inner.lines(t, "rpc finished")
 	if len(a) != 3 || len(b) != 3 || a[2]["request_id"] == nil || a[2]["request_id"] != b[2]["request_id"] {
 		t.Errorf("%s\n%s", outer, inner)
+	}
+}
+
+// A mistake that Go makes easy: the error is not nil, but the pointer in it is.
+type pathError struct{ path string }
+
+func (e *pathError) Error() string { return e.path + " is busy" }
+
+// Whoever asks such an error what it says panics, and that is the layers and gRPC
+// itself, where no handler is to blame and the process ends.
+func TestErrorThatPanics(t *testing.T) {
+	book := &logBook{}
+	p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithNode(&node{
+		publish: func(context.Context, *csi.NodePublishVolumeRequest) error { var err *pathError; return err },
+		stats: func(context.Context, *csi.NodeGetVolumeStatsRequest) error {
+			return fmt.Errorf("stat: %w", (*pathError)(nil))
+		},
+	}), csiserver.WithSnapshotMetadata(&metadata{allocated: func(*csi.GetMetadataAllocatedRequest, csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+		var err *pathError
+		return err
+	}}))
+	if _, err := p.node().NodePublishVolume(t.Context(), publishRequest()); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	if _, err := p.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s"}); status.Code(err) != codes.Internal {
+		t.Error(err)
+	}
+	if n := len(book.lines(t, "rpc panicked")); n != 2 {
+		t.Errorf("%d panics logged: %s", n, book)
+	}
+	p.probe()
+}
+
+// A handler whose goroutine ends, as t.FailNow of a fake does, never answers. That
+// it did not succeed is the least that the log can tell.
+func TestGoexit(t *testing.T) {
+	book := &logBook{}
+	layer := csiserver.Recovery(book.logger(slog.LevelInfo))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		layer.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) {
+			runtime.Goexit()
+			return nil, nil
+		})
+		t.Error("the goroutine went on")
+	}()
+	<-done
+	lines := book.lines(t, "rpc panicked")
+	if len(lines) != 1 || !strings.Contains(fmt.Sprint(lines[0]["panic"]), "Goexit") || lines[0]["volume_id"] != "vol-1" {
+		t.Errorf("%s", book)
+	}
+}
+
+// Whoever panics with the request prints it.
+func TestPanicWithTheRequest(t *testing.T) {
+	book := &logBook{}
+	layer := csiserver.Recovery(book.logger(slog.LevelInfo))
+	req := publishRequest()
+	req.Secrets = map[string]string{"pin": "123"} // too short to be looked for in a text
+	_, err := layer.Unary(t.Context(), req, publishInfo, func(_ context.Context, r any) (any, error) { panic(r) })
+	if err == nil || strings.Contains(book.String(), "123") || !strings.Contains(book.String(), "***stripped***") {
+		t.Errorf("%v: %s", err, book)
 	}
 }
 
