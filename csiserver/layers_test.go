@@ -2,7 +2,9 @@ package csiserver_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"runtime"
 	"slices"
@@ -216,6 +218,54 @@ func TestChecks(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What no message of a stream shows alone is judged as the messages are sent, and
+// told once, however many follow.
+func TestStreamIsJudged(t *testing.T) {
+	block := func(offset, size int64) *csi.GetMetadataAllocatedResponse {
+		return &csi.GetMetadataAllocatedResponse{BlockMetadataType: csi.BlockMetadataType_FIXED_LENGTH, VolumeCapacityBytes: 1 << 20,
+			BlockMetadata: []*csi.BlockMetadata{{ByteOffset: offset, SizeBytes: size}}}
+	}
+	send := func(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+		for _, m := range []*csi.GetMetadataAllocatedResponse{block(8192, 4096), block(4096, 4096), block(0, 4096), block(16384, 512)} {
+			if err := s.Send(m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, tt := range []struct {
+		checks   csiserver.Checks
+		messages int
+		code     codes.Code
+		logged   int
+	}{
+		{csiserver.Warn, 4, codes.OK, 1},
+		{csiserver.Enforce, 1, codes.Internal, 0},
+		{csiserver.Off, 4, codes.OK, 0},
+	} {
+		book, ledger := &logBook{}, &ledger{}
+		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseChecks(tt.checks), csiserver.WithMeterProvider(ledger),
+			csiserver.WithSnapshotMetadata(&metadata{allocated: send}))
+		n, err := p.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s"})
+		if errors.Is(err, io.EOF) {
+			err = nil
+		}
+		if n != tt.messages || status.Code(err) != tt.code {
+			t.Errorf("%v: %d messages, %v", tt.checks, n, err)
+		}
+		if lines := book.lines(t, "response breaks rules of CSI"); len(lines) != tt.logged || tt.logged > 0 && !strings.Contains(fmt.Sprint(lines[0]["error"]), "before the end") {
+			t.Errorf("%v: %s", tt.checks, book)
+		}
+		if tt.checks == csiserver.Warn {
+			for rule, want := range map[string]int64{"metadata-order": 2, "metadata-length": 1} {
+				if got := ledger.all()["csikit.csiserver.violations{message=response,method=/csi.v1.SnapshotMetadata/GetMetadataAllocated,rule="+rule+"}"]; got != want {
+					t.Errorf("%s counted %d times, want %d: %v", rule, got, want, ledger.all())
+				}
+			}
+		}
 	}
 }
 

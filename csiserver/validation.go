@@ -52,8 +52,10 @@ func WithResponseChecks(checks Checks) LayerOption {
 
 // Validation judges requests and responses by the rules of [csispec.Validate]. A
 // unary request that is refused reaches no interceptor further in; a streaming
-// call is refused where the request is received, in front of the handler. A nil
-// logger discards.
+// call is refused where the request is received, in front of the handler. What is
+// sent on a stream of the SnapshotMetadata service is judged by
+// [csispec.MetadataStream] as well; of one stream, only the first message that breaks
+// rules is logged, while all are counted. A nil logger discards.
 func Validation(logger *slog.Logger, opts ...LayerOption) Interceptor {
 	return validation(orDiscard(logger), newLayerConfig(opts))
 }
@@ -69,20 +71,31 @@ func validation(logger *slog.Logger, c layerConfig) Interceptor {
 			if err != nil {
 				return resp, err
 			}
-			if err := v.response(ctx, info.FullMethod, req, resp); err != nil {
-				return nil, err
+			if found := v.judge(resp); found != nil {
+				if err := v.response(ctx, info.FullMethod, req, found, true); err != nil {
+					return nil, err
+				}
 			}
 			return resp, nil
 		},
 		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 			ctx := ss.Context()
 			var first firstMessage
+			var sent sentMessages
 			return next(srv, &stream{ServerStream: ss, ctx: ctx,
 				onRecv: func(m any) error {
 					first.set(m)
 					return v.request(ctx, info.FullMethod, m)
 				},
-				onSend: func(m any) error { return v.response(ctx, info.FullMethod, first.get(), m) },
+				onSend: func(m any) error {
+					found := sent.judge(&v, first.get(), m)
+					if found == nil {
+						return nil
+					}
+					tell := !sent.told // a stream may have thousands with the same mistake
+					sent.told = true
+					return v.response(ctx, info.FullMethod, first.get(), found, tell)
+				},
 			})
 		},
 	}
@@ -109,11 +122,9 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 	return nil
 }
 
-func (v *validator) response(ctx context.Context, method string, req, resp any) error {
-	found := v.judge(resp)
-	if found == nil {
-		return nil
-	}
+// response decides what becomes of a response with something wrong, and tells of one
+// that it lets pass.
+func (v *validator) response(ctx context.Context, method string, req any, found *csispec.Violations, tell bool) error {
 	unsendable := slices.ContainsFunc(found.All, func(x csispec.Violation) bool { return x.Rule == "utf-8" })
 	if v.responses == Off && !unsendable {
 		return nil
@@ -122,7 +133,9 @@ func (v *validator) response(ctx context.Context, method string, req, resp any) 
 	if v.responses == Enforce || unsendable {
 		return status.Error(outcomeUnknown(method), found.Error())
 	}
-	v.warn(ctx, method, req, "response", found)
+	if tell {
+		v.warn(ctx, method, req, "response", found)
+	}
 	return nil
 }
 
@@ -143,4 +156,35 @@ func (v *validator) judge(m any) *csispec.Violations {
 func (v *validator) warn(ctx context.Context, method string, req any, message string, found *csispec.Violations) {
 	v.logger.LogAttrs(ctx, slog.LevelWarn, message+" breaks rules of CSI", append(callAttrs(ctx, method, req),
 		slog.String("error", strip(req, v.redactKeys, found.Error())))...)
+}
+
+// sentMessages is what is known of the messages sent on one stream. Nobody sends two
+// at once.
+type sentMessages struct {
+	metadata *csispec.MetadataStream // from the first message on
+	told     bool
+}
+
+func (s *sentMessages) judge(v *validator, req, m any) *csispec.Violations {
+	found := v.judge(m)
+	resp, ok := m.(csispec.MetadataResponse)
+	if !ok {
+		return found
+	}
+	if s.metadata == nil {
+		req, ok := req.(csispec.MetadataRequest)
+		if !ok { // the handler sends before it has received
+			return found
+		}
+		s.metadata = csispec.NewMetadataStream(req)
+	}
+	err := s.metadata.Next(resp)
+	if err == nil {
+		return found
+	}
+	inStream, _ := errors.AsType[*csispec.Violations](err)
+	if found == nil {
+		return inStream
+	}
+	return &csispec.Violations{Subject: found.Subject, All: slices.Concat(found.All, inStream.All)}
 }
