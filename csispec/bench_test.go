@@ -2,8 +2,10 @@ package csispec_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -78,6 +80,27 @@ func BenchmarkValidate(b *testing.B) {
 		b.Run(tt.name, func(b *testing.B) {
 			againstMarshal(b, m, func() {
 				if err := csispec.Validate(m, tt.opts...); err != nil {
+					b.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkValidateTopology has what a provisioner sends for a cluster of so many
+// nodes whose volumes are bound to one each: all of them twice, in two orders.
+func BenchmarkValidateTopology(b *testing.B) {
+	for _, nodes := range []int{3, 100, 5000} {
+		m := example[*csi.CreateVolumeRequest](b)
+		r := &csi.TopologyRequirement{}
+		for i := range nodes {
+			r.Requisite = append(r.Requisite, segments("topology.example.com/node", fmt.Sprint("node-", i)))
+		}
+		r.Preferred = slices.Concat(r.Requisite[nodes/2:], r.Requisite[:nodes/2])
+		m.AccessibilityRequirements = r
+		b.Run(fmt.Sprint(nodes), func(b *testing.B) {
+			againstMarshal(b, m, func() {
+				if err := csispec.Validate(m); err != nil {
 					b.Fatal(err)
 				}
 			})

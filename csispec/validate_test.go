@@ -81,7 +81,7 @@ func good() []proto.Message {
 	}
 }
 
-func example[M proto.Message](t *testing.T) M {
+func example[M proto.Message](t testing.TB) M {
 	t.Helper()
 	for _, m := range good() {
 		if m, ok := m.(M); ok {
@@ -265,6 +265,18 @@ func TestValidateRules(t *testing.T) {
 		{name: "preferred outside requisite", m: create(func(m *csi.CreateVolumeRequest) {
 			m.AccessibilityRequirements.Preferred = []*csi.Topology{segments("topology.example.com/zone", "z1"), segments("topology.example.com/zone", "z3")}
 		}), want: []string{"accessibility_requirements.preferred[1] topology-preferred"}},
+		{name: "preferred spelled otherwise", m: create(func(m *csi.CreateVolumeRequest) {
+			m.AccessibilityRequirements.Preferred = []*csi.Topology{segments("topology.example.com/Zone", "z2")}
+		})},
+		{name: "preferred outside many", m: create(func(m *csi.CreateVolumeRequest) {
+			r := &csi.TopologyRequirement{}
+			for i := range 20 {
+				r.Requisite = append(r.Requisite, segments("zone", fmt.Sprint("z", i), "rack", "r"))
+				r.Preferred = append(r.Preferred, segments("rack", "r", "zone", fmt.Sprint("z", 19-i)))
+			}
+			r.Preferred[7] = segments("zone", "z7")
+			m.AccessibilityRequirements = r
+		}), want: []string{"accessibility_requirements.preferred[7] topology-preferred"}},
 		{name: "preferred alone", m: create(func(m *csi.CreateVolumeRequest) { m.AccessibilityRequirements.Requisite = nil })},
 		{name: "topology", m: &csi.GetCapacityRequest{AccessibleTopology: segments(
 			"Zone", "a", "zone", "b", "Example.com/zone", "c", "a/b/c", "d", "a..b/c", "e", "-x", "f", "ok", "-", "nothing", "")},
