@@ -22,7 +22,8 @@ import (
 // behind; of a call that only asks, INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.Strip] does: see [WithRedactedKeys].
+// [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Of a long message the first
+// 4 KiB are kept.
 func StatusNormalization(opts ...LayerOption) Interceptor {
 	return statusNormalization(newLayerConfig(opts))
 }
@@ -68,7 +69,19 @@ func normalize(method string, req any, keys []string, err error) error {
 	if strings.TrimSpace(message) == "" {
 		message = fmt.Sprintf("%s failed with %s and no message", shortName(method), code)
 	}
-	return status.Error(code, message)
+	return status.Error(code, cut(message))
+}
+
+// maxMessage bounds a status message, which travels in an HTTP/2 header: Go's client
+// drops the whole connection over headers of 16 MiB, others refuse 8 KiB.
+const maxMessage = 4 << 10
+
+func cut(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	kept := strings.ToValidUTF8(message[:maxMessage], "")
+	return fmt.Sprintf("%s... (%d bytes more)", kept, len(message)-len(kept))
 }
 
 // messageOf is the text of err without the frame that gRPC puts around the

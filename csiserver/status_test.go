@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
@@ -85,6 +86,20 @@ func TestStatusNormalization(t *testing.T) {
 				t.Errorf("a foreign service gets %v", err)
 			}
 		})
+	}
+}
+
+// The output of a program that went mad must not take the connection down, with
+// every call on it, as a message of 16 MiB does.
+func TestStatusIsBounded(t *testing.T) {
+	p := serve(t, csiserver.WithNode(&node{publish: func(context.Context, *csi.NodePublishVolumeRequest) error {
+		return status.Error(codes.Aborted, "mkfs failed: "+strings.Repeat("\u20ac", 6<<20))
+	}}))
+	_, err := p.node().NodePublishVolume(t.Context(), publishRequest())
+	s, _ := status.FromError(err)
+	if s.Code() != codes.Aborted || len(s.Message()) > 5<<10 || !strings.HasPrefix(s.Message(), "mkfs failed: \u20ac") ||
+		!utf8.ValidString(s.Message()) || !strings.HasSuffix(s.Message(), " bytes more)") {
+		t.Errorf("%v, %d bytes: %.200s", s.Code(), len(s.Message()), s.Message())
 	}
 }
 

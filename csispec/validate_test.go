@@ -385,6 +385,17 @@ func TestViolationsTextIsBounded(t *testing.T) {
 	}
 }
 
+// 32 violations may fill more than what a client takes.
+func TestViolationsTextIsBoundedInBytes(t *testing.T) {
+	m := &csi.Topology{Segments: map[string]string{}}
+	for i := range 40 {
+		m.Segments[fmt.Sprint(i, strings.Repeat("\x01", 100))] = "v"
+	}
+	if text := csispec.Validate(m).Error(); len(text) > 5<<10 || !strings.Contains(text, " more") {
+		t.Errorf("text of %d bytes ends in %q", len(text), text[len(text)-40:])
+	}
+}
+
 func TestViolationsTextHidesMaps(t *testing.T) {
 	const secret = "hunter2hunter2"
 	m := &csi.DeleteVolumeRequest{VolumeId: "v", Secrets: map[string]string{"bad key " + secret: secret + strings.Repeat("x", 5000)}}

@@ -39,17 +39,20 @@ type Violations struct {
 	All     []Violation
 }
 
-// maxListed bounds the text. A status message travels in an HTTP/2 header, and
-// clients other than Go's refuse headers above 8 KiB.
-const maxListed = 32
+// The text is bounded by the number of violations and by its size. A status message
+// travels in an HTTP/2 header, and clients other than Go's refuse headers above 8 KiB.
+const (
+	maxListed = 32
+	maxText   = 4 << 10
+)
 
-// Error names every field and what is wrong with it, up to 32 of them.
+// Error names every field and what is wrong with it, up to 32 of them and 4 KiB.
 func (v *Violations) Error() string {
 	var b strings.Builder
 	b.WriteString("invalid ")
 	b.WriteString(v.Subject)
 	for i, x := range v.All {
-		if i == maxListed {
+		if i == maxListed || b.Len() > maxText {
 			fmt.Fprintf(&b, "; and %d more", len(v.All)-i)
 			break
 		}
