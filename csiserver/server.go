@@ -44,8 +44,9 @@ type Server struct {
 
 // New makes a server of the services that opts give and of an Identity service.
 // It asks each service once for its capabilities, and fails if they contradict
-// each other or if info is not valid; the error, an [*Error], then wraps a
-// [*csispec.Violations]. It starts nothing.
+// each other, if they promise a call that is only the stub of the generated code, or
+// if info is not valid; the error, an [*Error], then wraps a [*csispec.Violations].
+// It starts nothing.
 func New(info Info, opts ...Option) (*Server, error) {
 	s := &Server{name: info.Name}
 	s.drainTimeout = defaultDrainTimeout
@@ -68,7 +69,7 @@ func (s *Server) complete(info Info) error {
 	if err != nil {
 		return err
 	}
-	if err := csispec.CheckCapabilities(caps); err != nil {
+	if err := errors.Join(csispec.CheckCapabilities(caps), s.checkCalls(caps)); err != nil {
 		return err
 	}
 	s.logger = orDiscard(s.logger)

@@ -115,6 +115,14 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, r *csi.NodeGetVolumeStats
 	return &csi.NodeGetVolumeStatsResponse{}, n.stats(ctx, r)
 }
 
+func (n *node) NodeStageVolume(context.Context, *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	return nil, errors.New("not in this test")
+}
+
+func (n *node) NodeUnstageVolume(context.Context, *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	return nil, errors.New("not in this test")
+}
+
 type controller struct {
 	csi.UnimplementedControllerServer
 	caps []csi.ControllerServiceCapability_RPC_Type
@@ -126,6 +134,10 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		r.Capabilities = append(r.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}}})
 	}
 	return r, nil
+}
+
+func (c *controller) ControllerExpandVolume(context.Context, *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	return nil, errors.New("not in this test")
 }
 
 type group struct {
@@ -143,6 +155,10 @@ type metadata struct {
 
 func (m *metadata) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	return m.allocated(r, s)
+}
+
+func (m *metadata) GetMetadataDelta(*csi.GetMetadataDeltaRequest, csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	return errors.New("not in this test")
 }
 
 // allocated makes a call and returns the error that ends its stream.
@@ -238,6 +254,10 @@ func TestNewRefuses(t *testing.T) {
 		{"drain timeout", info, []csiserver.Option{csiserver.WithDrainTimeout(-1)}, "negative"},
 		{"controller capabilities", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CLONE_VOLUME)}, "needs controller.CREATE_DELETE_VOLUME"},
 		{"expansion", info, []csiserver.Option{ctrl(), csiserver.WithNode(&node{}), csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE)}, "volume_expansion.ONLINE"},
+		{"stubs", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME), csiserver.WithSnapshotMetadata(csi.UnimplementedSnapshotMetadataServer{})},
+			"controller.CREATE_DELETE_VOLUME promises CreateVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
+				"controller.CREATE_DELETE_VOLUME promises DeleteVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
+				"plugin.SNAPSHOT_METADATA_SERVICE promises GetMetadataAllocated"},
 		{"capabilities fail", info, []csiserver.Option{csiserver.WithController(csi.UnimplementedControllerServer{})}, "ControllerGetCapabilities"},
 		{"identity differs", info, []csiserver.Option{csiserver.WithIdentity(ident{name: "other"})}, "make them agree"},
 		{"identity lacks a service", info, []csiserver.Option{csiserver.WithIdentity(ident{name: info.Name}), ctrl()}, "plugin.CONTROLLER_SERVICE is missing"},

@@ -19,7 +19,8 @@ type Violation struct {
 	// capacity-range, secret-key, topology-key, topology-value,
 	// topology-preferred, staging-path, plugin-name, capability,
 	// group-snapshot, duplicate, camel-case; from CheckCapabilities
-	// capability-unknown, capability-duplicate and capability-missing; from
+	// capability-unknown, capability-duplicate and capability-missing, and from
+	// csiserver.New capability-call; from
 	// MetadataStream metadata-type, metadata-capacity, metadata-order,
 	// metadata-start, metadata-length and metadata-count; from History
 	// constant and topology-prefix.

@@ -1,0 +1,139 @@
+package csiserver
+
+import (
+	"fmt"
+	"reflect"
+	"runtime"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"google.golang.org/grpc/codes"
+)
+
+// The calls that a capability promises.
+var (
+	controllerCalls = map[csi.ControllerServiceCapability_RPC_Type][]string{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME:     {"CreateVolume", "DeleteVolume"},
+		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME: {"ControllerPublishVolume", "ControllerUnpublishVolume"},
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES:             {"ListVolumes"},
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY:             {"GetCapacity"},
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT:   {"CreateSnapshot", "DeleteSnapshot"},
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS:           {"ListSnapshots"},
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME:            {"ControllerExpandVolume"},
+		csi.ControllerServiceCapability_RPC_GET_VOLUME:               {"ControllerGetVolume"},
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME:            {"ControllerModifyVolume"},
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT:             {"GetSnapshot"},
+		csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH:        {"ControllerGetVolumeHealth"},
+		csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH:       {"ControllerListVolumeHealth"},
+	}
+	groupCalls = map[csi.GroupControllerServiceCapability_RPC_Type][]string{
+		csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT: {"CreateVolumeGroupSnapshot", "DeleteVolumeGroupSnapshot", "GetVolumeGroupSnapshot"},
+	}
+	nodeCalls = map[csi.NodeServiceCapability_RPC_Type][]string{
+		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME: {"NodeStageVolume", "NodeUnstageVolume"},
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS:     {"NodeGetVolumeStats"},
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME:        {"NodeExpandVolume"},
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH:    {"NodeGetVolumeHealth"},
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH:   {"NodeGetStorageHealth"},
+	}
+	metadataCalls = []string{"GetMetadataAllocated", "GetMetadataDelta"}
+)
+
+// checkCalls reports capabilities whose calls are certainly not there. Nothing is
+// called for that.
+func (c *config) checkCalls(caps csispec.Capabilities) error {
+	var v csispec.Violations
+	check := func(service any, capability string, calls []string) {
+		for _, call := range calls {
+			if isStub(reflect.ValueOf(service), call) {
+				v.All = append(v.All, csispec.Violation{Field: capability, Rule: "capability-call", Code: codes.FailedPrecondition,
+					Text: fmt.Sprintf("promises %s, which is the stub that answers UNIMPLEMENTED: write it, or drop this", call)})
+			}
+		}
+	}
+	for _, t := range caps.Controller {
+		check(c.controller, "controller."+t.String(), controllerCalls[t])
+	}
+	for _, t := range caps.Group {
+		check(c.group, "group_controller."+t.String(), groupCalls[t])
+	}
+	for _, t := range caps.Node {
+		check(c.node, "node."+t.String(), nodeCalls[t])
+	}
+	if c.snapshotMetadata != nil {
+		check(c.snapshotMetadata, "plugin.SNAPSHOT_METADATA_SERVICE", metadataCalls)
+	}
+	if v.All == nil {
+		return nil
+	}
+	v.Subject = "capabilities"
+	return &v
+}
+
+// isStub tells whether a method of service is promoted from one of the
+// Unimplemented servers that every service has to embed. Where that cannot be told,
+// it is taken for the driver's own.
+func isStub(service reflect.Value, method string) bool {
+	_, stub := promoted(service, method)
+	return stub
+}
+
+// promoted follows a method to the type that has it in writing, as the compiler
+// does: of the embedded fields that have it, the shallowest wins.
+func promoted(v reflect.Value, method string) (depth int, stub bool) {
+	if !v.IsValid() {
+		return 0, false
+	}
+	t := v.Type()
+	switch {
+	case t.PkgPath() == csiPackage && strings.HasPrefix(t.Name(), "Unimplemented"):
+		return 0, true
+	case t.Kind() == reflect.Interface:
+		_, stub = promoted(v.Elem(), method)
+		return 0, stub
+	case t.Kind() == reflect.Pointer:
+		if t.Elem().Kind() != reflect.Struct {
+			return 0, false
+		}
+		return promoted(v.Elem(), method)
+	case t.Kind() != reflect.Struct, written(t, method), written(reflect.PointerTo(t), method):
+		return 0, false
+	}
+	found := false
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if !f.Anonymous || !hasMethod(f.Type, method) {
+			continue
+		}
+		if d, s := promoted(v.Field(i), method); !found || d+1 < depth {
+			found, depth, stub = true, d+1, s
+		}
+	}
+	return depth, stub
+}
+
+var csiPackage = reflect.TypeFor[csi.UnimplementedNodeServer]().PkgPath()
+
+func hasMethod(t reflect.Type, method string) bool {
+	_, ok := t.MethodByName(method)
+	if !ok && t.Kind() == reflect.Struct {
+		_, ok = reflect.PointerTo(t).MethodByName(method)
+	}
+	return ok
+}
+
+// written tells whether t has a method of its own, for which there is a line in a
+// file; a promoted one is made by the compiler.
+func written(t reflect.Type, method string) bool {
+	m, ok := t.MethodByName(method)
+	if !ok {
+		return false
+	}
+	f := runtime.FuncForPC(m.Func.Pointer())
+	if f == nil {
+		return true
+	}
+	file, _ := f.FileLine(f.Entry())
+	return file != "<autogenerated>"
+}
