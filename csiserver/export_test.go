@@ -16,6 +16,11 @@ func WithLockTimeout(d time.Duration) ListenOption {
 	return listenOption(func(c *listenConfig) { c.lockTimeout = d })
 }
 
+// WithListenTimeout shortens the wait for a file system that hangs.
+func WithListenTimeout(d time.Duration) ListenOption {
+	return listenOption(func(c *listenConfig) { c.listenTimeout = d })
+}
+
 // WithFileInterval shortens the time between two looks at the socket file.
 func WithFileInterval(d time.Duration) ListenOption {
 	return listenOption(func(c *listenConfig) { c.fileInterval = d })

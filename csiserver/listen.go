@@ -29,6 +29,9 @@ const (
 	// unlinkTimeout bounds all of the removal, which takes closeTimeout only when it
 	// has to wait for the lock.
 	unlinkTimeout = closeTimeout + 100*time.Millisecond
+	// listenTimeout bounds Listen where the file system hangs. All else that it waits
+	// for has bounds of its own, 23 seconds together.
+	listenTimeout = 30 * time.Second
 	// fileInterval is how long a deleted socket file stays unnoticed at most. A
 	// look costs a microsecond, and kubelet tries for minutes.
 	fileInterval = 5 * time.Second
@@ -42,6 +45,7 @@ type listenConfig struct {
 	group         int // of the file; -1: as the system decides
 	answerTimeout time.Duration
 	lockTimeout   time.Duration
+	listenTimeout time.Duration
 	fileInterval  time.Duration
 	logger        *slog.Logger // nil until Serve gives its own
 }
@@ -76,12 +80,13 @@ func WithListenLogger(l *slog.Logger) ListenOption {
 // refused, or not a single byte comes within two seconds. Otherwise Listen
 // fails, removes nothing and names who serves, as far as that can be told. A
 // file that is no socket is never removed. Listen creates nothing else in the
-// directory, which has to exist. It blocks for some seconds at most. Serve at once:
-// whoever starts meanwhile takes the silence for that of a dead process.
+// directory, which has to exist. It blocks for some seconds at most, for 30 if the file
+// system hangs. Serve at once: whoever starts meanwhile takes the silence for that of
+// a dead process.
 //
 // The error is an [*Error].
 func Listen(endpoint string, opts ...ListenOption) (*Listener, error) {
-	c := listenConfig{mode: 0o600, group: -1, answerTimeout: answerTimeout, lockTimeout: lockTimeout, fileInterval: fileInterval}
+	c := listenConfig{mode: 0o600, group: -1, answerTimeout: answerTimeout, lockTimeout: lockTimeout, listenTimeout: listenTimeout, fileInterval: fileInterval}
 	for _, o := range opts {
 		o.applyListen(&c)
 	}
@@ -101,7 +106,7 @@ func listen(endpoint string, c listenConfig) (*Listener, error) {
 		return nil, err
 	}
 	if network == "unix" {
-		l, own, err := bindUnix(address, c)
+		l, own, err := bindInTime(address, c)
 		if err != nil {
 			return nil, err
 		}
@@ -145,6 +150,38 @@ func inherit(f *os.File) (net.Listener, error) {
 	}
 	l.Close()
 	return nil, fmt.Errorf("the socket listens on %s %s: use a unix socket, or for tests the loopback", l.Addr().Network(), l.Addr())
+}
+
+// bindInTime is bindUnix, given up when the file system hangs: no signal ends that, and
+// a start that fails with a reason is worth more than one that says nothing. A socket
+// that comes of it later is taken away again.
+func bindInTime(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
+	type bound struct {
+		l   net.Listener
+		own fs.FileInfo
+		err error
+	}
+	done, givenUp := make(chan bound), make(chan struct{})
+	go func() {
+		l, own, err := bindUnix(path, c)
+		select {
+		case done <- bound{l, own, err}:
+		case <-givenUp:
+			if err == nil {
+				_ = unlinkOwn(path, own) // or the next Listen finds it dead
+				l.Close()
+			}
+		}
+	}()
+	hangs := time.NewTimer(c.listenTimeout)
+	defer hangs.Stop()
+	select {
+	case b := <-done:
+		return b.l, b.own, b.err
+	case <-hangs.C:
+		close(givenUp)
+		return nil, nil, fmt.Errorf("the file system of %s has not answered for %v", filepath.Dir(path), c.listenTimeout)
+	}
 }
 
 // bindUnix makes the socket at path and returns it with its file.

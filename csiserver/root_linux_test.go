@@ -121,6 +121,30 @@ func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
 	}
 }
 
+// A start on a file system that hangs fails with a reason, and leaves no socket
+// behind that nobody serves.
+func TestListenOnAFileSystemThatHangs(t *testing.T) {
+	dir, freeze, thaw := freezable(t)
+	path := dir + "/csi.sock"
+	freeze()
+	if l, err := csiserver.Listen("unix://"+path, csiserver.WithListenTimeout(50*time.Millisecond)); err == nil {
+		l.Close()
+		t.Fatal("listens on a frozen file system")
+	} else if !strings.Contains(err.Error(), "has not answered for 50ms") {
+		t.Error(err)
+	}
+	thaw()
+	// Whether what hung is before its end or after it: a successor gets the place.
+	p := start(t, newServer(t), listen(t, path))
+	p.probe()
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	if exists(path) {
+		t.Error("a socket is left")
+	}
+}
+
 // The socket itself may be on a file system that hangs. It is no longer served
 // then, although its file stays.
 func TestServeEndsWithSocketStuckInTheKernel(t *testing.T) {
