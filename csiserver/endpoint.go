@@ -39,7 +39,11 @@ func parseUnix(path string) (network, address string, err error) {
 	if !filepath.IsAbs(path) {
 		return "", "", errors.New("not an endpoint: give unix:///path/csi.sock or an absolute path")
 	}
-	path = filepath.Clean(path)
+	// Cleaning would change where the path leads: ".." behind a symbolic link.
+	switch filepath.Base(path[len(socketDir(path)):]) {
+	case ".", "..":
+		return "", "", errors.New("the path names a directory: add the name of the socket, as in csi.sock")
+	}
 	if strings.ContainsRune(path, 0) {
 		return "", "", errors.New("the path contains a zero byte")
 	}
@@ -47,6 +51,12 @@ func parseUnix(path string) (network, address string, err error) {
 		return "", "", fmt.Errorf("the path is %d bytes long and a socket address holds %d: use a shorter one", len(path), sunPathMax)
 	}
 	return "unix", path, nil
+}
+
+// socketDir is the directory of path, as the kernel finds it.
+func socketDir(path string) string {
+	dir, _ := filepath.Split(path)
+	return dir
 }
 
 // parseTCP admits the loopback only: CSI has no authentication, and whoever

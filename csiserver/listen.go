@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -180,7 +179,7 @@ func bindInTime(path string, c listenConfig) (net.Listener, fs.FileInfo, error) 
 		return b.l, b.own, b.err
 	case <-hangs.C:
 		close(givenUp)
-		return nil, nil, fmt.Errorf("the file system of %s has not answered for %v", filepath.Dir(path), c.listenTimeout)
+		return nil, nil, fmt.Errorf("the file system of %s has not answered for %v", socketDir(path), c.listenTimeout)
 	}
 }
 
@@ -190,7 +189,7 @@ func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	// the slower one would unlink the new socket of the faster one. The lock is
 	// on the directory itself, because the specification lets a plugin create
 	// nothing next to its socket.
-	unlock, err := lockDir(filepath.Dir(path), c.lockTimeout)
+	unlock, err := lockDir(socketDir(path), c.lockTimeout)
 	if err != nil {
 		return nil, nil, err
 	}

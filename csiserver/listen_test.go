@@ -79,11 +79,32 @@ func TestListenForms(t *testing.T) {
 	})
 }
 
+// The way through a symbolic link and back up is the kernel's to find: by name it
+// leads elsewhere, where no client looks.
+func TestListenFollowsTheKernelsWay(t *testing.T) {
+	d := dir(t)
+	if err := errors.Join(os.MkdirAll(d+"/a/b", 0o700), os.Symlink(d+"/a/b", d+"/l")); err != nil {
+		t.Fatal(err)
+	}
+	for endpoint, file := range map[string]string{"/l/../csi.sock": "/a/csi.sock", "/l/csi.sock": "/a/b/csi.sock", "//l/./x.sock": "/a/b/x.sock"} {
+		l := listen(t, "unix://"+d+endpoint)
+		start(t, newServer(t), l).probe()
+		if !exists(d + file) {
+			t.Errorf("%s is not at %s", endpoint, file)
+		}
+		if err := l.Close(); err != nil || exists(d+file) {
+			t.Errorf("%s: %v", endpoint, err)
+		}
+	}
+}
+
 func TestListenRefuses(t *testing.T) {
 	d := dir(t)
 	for _, tt := range []struct{ name, endpoint, text string }{
 		{"empty", "", "endpoint is empty"},
 		{"relative", "csi.sock", "not an endpoint"},
+		{"directory", "unix://" + d + "/", "names a directory"},
+		{"parent", d + "/..", "names a directory"},
 		{"relative unix", "unix:csi.sock", "not an endpoint"},
 		{"two slashes", "unix://csi/csi.sock", "unix:///csi/csi.sock"},
 		{"other scheme", "http://x", "not an endpoint"},

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 )
@@ -198,7 +197,7 @@ func unlinkInTime(path string, own fs.FileInfo) error {
 
 // unlinkOwn removes path if it is still the file own.
 func unlinkOwn(path string, own fs.FileInfo) error {
-	unlock, err := lockDir(filepath.Dir(path), closeTimeout)
+	unlock, err := lockDir(socketDir(path), closeTimeout)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
