@@ -35,7 +35,8 @@ var durationBuckets = []float64{
 //
 // The method is the full one, as in /csi.v1.Node/NodePublishVolume, the code its
 // name, as in DeadlineExceeded, the rule that of [csispec.Violation], the message
-// request or response. Nothing that a client sends becomes an attribute.
+// request or response. Nothing that a client sends becomes an attribute, but the names
+// of 64 methods that are not CSI's, if the server takes any; the rest are "other".
 //
 // Recovery and Validation have to be further in to be counted, and
 // StatusNormalization too, for the codes to be those that the caller sees.
@@ -89,9 +90,15 @@ type meters struct {
 	panics     metric.Int64Counter
 	violations metric.Int64Counter
 
-	mu      sync.RWMutex
-	methods map[string]*methodMeters
+	methods map[string]*methodMeters // of CSI
+
+	mu      sync.Mutex
+	foreign map[string]*methodMeters // of other services
 }
+
+// maxForeign bounds the methods that are counted by name but are not CSI's. There are
+// few, unless the server has a grpc.UnknownServiceHandler: then clients make them up.
+const maxForeign = 64
 
 // methodMeters are the attributes of one method, made once: they cost more than
 // the counting.
@@ -102,7 +109,10 @@ type methodMeters struct {
 }
 
 func newMeters(meter metric.Meter) (*meters, error) {
-	m := &meters{methods: map[string]*methodMeters{}}
+	m := &meters{methods: map[string]*methodMeters{}, foreign: map[string]*methodMeters{}}
+	for _, name := range methodsOfCSI() {
+		m.methods[name] = newMethodMeters(name)
+	}
 	var errs [4]error
 	m.duration, errs[0] = meter.Float64Histogram("csikit.csiserver.rpc.duration", metric.WithUnit("s"),
 		metric.WithDescription("How long calls took, by method and gRPC code."), metric.WithExplicitBucketBoundaries(durationBuckets...))
@@ -115,26 +125,32 @@ func newMeters(meter metric.Meter) (*meters, error) {
 	return m, errors.Join(errs[:]...)
 }
 
-// of returns the attributes of a method. There are few: gRPC hands unknown methods
-// to no interceptor.
-func (m *meters) of(method string) *methodMeters {
-	m.mu.RLock()
-	x := m.methods[method]
-	m.mu.RUnlock()
-	if x != nil {
-		return x
-	}
+func newMethodMeters(method string) *methodMeters {
 	name := attribute.String("method", method)
-	x = &methodMeters{method: metric.WithAttributeSet(attribute.NewSet(name))}
+	x := &methodMeters{method: metric.WithAttributeSet(attribute.NewSet(name))}
 	x.add = []metric.AddOption{x.method}
 	for code := range x.record {
 		x.record[code] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(
 			name, attribute.String("code", codes.Code(code).String())))}
 	}
+	return x
+}
+
+func (m *meters) of(method string) *methodMeters {
+	if x := m.methods[method]; x != nil {
+		return x
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.methods[method] = x
-	return x
+	if m.foreign[method] == nil {
+		if len(m.foreign) >= maxForeign {
+			method = "other"
+		}
+		if m.foreign[method] == nil {
+			m.foreign[method] = newMethodMeters(method)
+		}
+	}
+	return m.foreign[method]
 }
 
 // counted is a call that Metrics has begun to count.

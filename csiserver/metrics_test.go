@@ -3,6 +3,7 @@ package csiserver_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	traceembedded "go.opentelemetry.io/otel/trace/embedded"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -145,6 +147,28 @@ func TestMetrics(t *testing.T) {
 		if !slices.Contains(l.bounds, b) {
 			t.Errorf("no bucket ends at %v", b)
 		}
+	}
+}
+
+// A server with a handler for unknown services lets clients choose the names of
+// methods: they must not make series without end.
+func TestMetricsOfUnknownMethods(t *testing.T) {
+	l := &ledger{}
+	metrics, err := csiserver.Metrics(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 1000 {
+		err := metrics.Stream(nil, serverStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: fmt.Sprint("/nonsense/", i)},
+			func(any, grpc.ServerStream) error { return status.Error(codes.Unimplemented, "no") })
+		if status.Code(err) != codes.Unimplemented {
+			t.Fatal(err)
+		}
+	}
+	_, _ = metrics.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) { return nil, nil })
+	all := l.all()
+	if n := all["csikit.csiserver.rpc.duration{code=OK,method=/csi.v1.Node/NodeUnpublishVolume}"]; len(all) > 2*200 || n != 1 {
+		t.Errorf("%d series, NodeUnpublishVolume counted %d times", len(all), n)
 	}
 }
 
