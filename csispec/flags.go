@@ -6,9 +6,14 @@ import "strings"
 // wide on purpose: a readable key=path is worth less than a hidden password.
 var credentialWords = []string{"pass", "pwd", "cred", "secret", "token", "key"}
 
-// redactFlag masks what is secret in one mount flag.
-func redactFlag(flag string) string {
-	before, secret, after := cutSecret(flag)
+// redactFlag masks what is secret in the i-th mount flag, and the name of a user,
+// which is half of a credential.
+func redactFlag(flags []string, i int) string {
+	flag := flags[i]
+	if follows(flags, i) {
+		return mask
+	}
+	before, secret, after := cutSecret(flag, true)
 	if secret == "" {
 		return flag
 	}
@@ -19,14 +24,22 @@ func redactFlag(flag string) string {
 			return b.String()
 		}
 		b.WriteString(mask)
-		before, secret, after = cutSecret(after)
+		before, secret, after = cutSecret(after, true)
 	}
 }
 
+// follows tells whether a flag is the value of the one before, as in --password x.
+func follows(flags []string, i int) bool {
+	if i == 0 || !strings.HasPrefix(flags[i-1], "-") || strings.HasPrefix(flags[i], "-") {
+		return false
+	}
+	return !strings.ContainsAny(flags[i-1], "=: \t") && isCredential(flags[i-1])
+}
+
 // cutSecret finds the first secret in a mount flag; secret is empty, and before
-// is the whole flag, if there is none.
-func cutSecret(flag string) (before, secret, after string) {
-	from, to := credential(flag)
+// is the whole flag, if there is none. With users, the name of one counts.
+func cutSecret(flag string, users bool) (before, secret, after string) {
+	from, to := credential(flag, users)
 	if i, j := userInfo(flag); i < from {
 		from, to = i, j
 	}
@@ -35,45 +48,56 @@ func cutSecret(flag string) (before, secret, after string) {
 
 // credential finds the value of the first option whose name tells that it is a
 // credential. It reaches to the end of the flag, as a password may hold a comma.
-func credential(flag string) (from, to int) {
+func credential(flag string, users bool) (from, to int) {
 	for start := 0; start < len(flag); {
 		end := len(flag)
 		if i := strings.IndexByte(flag[start:], ','); i >= 0 {
 			end = start + i
 		}
-		if i := optionSecret(flag[start:end]); i >= 0 {
+		switch i, user := optionSecret(flag[start:end]); {
+		case i >= 0 && !user:
 			return start + i, len(flag)
+		case i >= 0:
+			// mount.cifs takes user=name%password.
+			password := strings.IndexByte(flag[start+i:end], '%')
+			switch {
+			case password >= 0 && users:
+				return start + i, len(flag)
+			case password >= 0:
+				return start + i + password + 1, len(flag)
+			case users && i < end-start:
+				return start + i, end
+			}
 		}
 		start = end + 1
 	}
 	return len(flag), len(flag)
 }
 
-// optionSecret finds where the secret of one option begins, or -1. A name ends at
-// the first '=' or ':', and at white space: "-o password=x" is as good as
-// "password x".
-func optionSecret(opt string) int {
+// optionSecret finds where the secret of one option begins, or the name of a user;
+// else it returns -1. A name ends at the first '=' or ':', and at white space:
+// "-o password=x" is as good as "password x".
+func optionSecret(opt string) (at int, user bool) {
 	word := 0
 	for i := range len(opt) {
 		switch opt[i] {
 		case ' ', '\t', '\n', '\r', '\v', '\f':
 			if isCredential(opt[word:i]) {
-				return i + 1
+				return i + 1, false
 			}
 			word = i + 1
 		case '=', ':':
 			name := opt[word:i]
 			if isCredential(name) {
-				return i + 1
+				return i + 1, false
 			}
-			// mount.cifs takes user=name%password.
-			if j := strings.IndexByte(opt[i:], '%'); j >= 0 && strings.Contains(strings.ToLower(name), "user") {
-				return i + j + 1
+			if strings.Contains(strings.ToLower(name), "user") {
+				return i + 1, true
 			}
-			return -1
+			return -1, false
 		}
 	}
-	return -1
+	return -1, false
 }
 
 func isCredential(name string) bool {

@@ -49,8 +49,8 @@ func (g *group) texts(name string, vs []string) { g.add(slog.Any(name, textList(
 
 func (g *group) flags(name string, vs []string) {
 	l := make(textList, len(vs))
-	for i, v := range vs {
-		l[i] = redactFlag(v)
+	for i := range vs {
+		l[i] = redactFlag(vs, i)
 	}
 	g.add(slog.Any(name, l))
 }

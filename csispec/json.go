@@ -79,9 +79,9 @@ func (j *jsonSink) texts(name string, vs []string) {
 func (j *jsonSink) flags(name string, vs []string) {
 	j.name(name)
 	j.buf = append(j.buf, '[')
-	for _, v := range vs {
+	for i := range vs {
 		j.comma()
-		j.buf = appendQuoted(j.buf, redactFlag(v))
+		j.buf = appendQuoted(j.buf, redactFlag(vs, i))
 	}
 	j.buf = append(j.buf, ']')
 }

@@ -31,7 +31,8 @@ type Redacted struct {
 //     csi.storage.k8s.io/serviceAccount.tokens,
 //   - the value of every mount flag that carries a credential, such as
 //     password=, credentials=, secret= or token=, together with whatever follows
-//     in the same flag, and the user info of a URL.
+//     in the same flag, or as --password and then the value; the name of a user,
+//     as in username=, and the user info of a URL.
 //
 // Fields that this version of CSI does not know are left out.
 func Redact(m proto.Message, keys ...string) Redacted {

@@ -136,8 +136,12 @@ func TestRedactMountFlags(t *testing.T) {
 		{"cred x=y", "cred ***stripped***"},
 		{"-o ro password\tx", "-o ro password\t***stripped***"},
 		{"password=", "password="},
-		{"user=me%x", "user=me%***stripped***"},
-		{"user=me", "user=me"},
+		{"user=me%x", "user=***stripped***"},
+		{"user=me", "user=***stripped***"},
+		{"vers=3.0,username=me,password=x", "vers=3.0,username=***stripped***,password=***stripped***"},
+		{"-o user=me,ro", "-o user=***stripped***,ro"},
+		{"user_xattr", "user_xattr"},
+		{"user", "user"},
 		{"url=https://me:x@host/p", "url=https://***stripped***@host/p"},
 		{"url=https://me:x@host/p,token=y", "url=https://***stripped***@host/p,token=***stripped***"},
 		{"url=https://host/p", "url=https://host/p"},
@@ -148,6 +152,31 @@ func TestRedactMountFlags(t *testing.T) {
 		if got := csispec.Redact(m).String(); got != `{"mount_flags":[`+string(want)+`]}` {
 			t.Errorf("%q gives %s, want %s", tt.flag, got, want)
 		}
+	}
+}
+
+// Programs take options that are an element of their own, as in
+// mount -t fuse.x -- --secret-key abc.
+func TestRedactSplitMountFlags(t *testing.T) {
+	m := publish("s3cret", "--secret-key", "abcdef", "noatime", "-password", "--ro", "--key=x", "y", "keyed", "z")
+	const want = `["--secret-key","***stripped***","noatime","-password","--ro","--key=***stripped***","y","keyed","z"]`
+	var b bytes.Buffer
+	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "message", csispec.Redact(m))
+	for _, got := range []string{csispec.Redact(m).String(), b.String()} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if got := csispec.Redact(m).Strip("no key abcdef, y"); got != "no key ***stripped***, y" {
+		t.Error(got)
+	}
+}
+
+// The name of a user is no secret to look for: it may be any word of a text.
+func TestStripLeavesUserNames(t *testing.T) {
+	m := publish("s3cret", "username=data,password=hunter2", "user=root%toor")
+	if got, want := csispec.Redact(m).Strip("no /data for root by hunter2, toor"), "no /data for root by ***stripped***, ***stripped***"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -11,10 +11,10 @@ import (
 // text: it would be found everywhere.
 const shortestSecret = 4
 
-// Strip masks in text every value that the message prints a mask for, from four
-// bytes up, as it is and as Go, JSON or a URL would quote it. It is meant for
-// the text of an error that may echo its request, in a log or in a status.
-// Single lines of a value and the strings within a JSON value are masked too.
+// Strip masks in text every value that the message prints a mask for, but the names
+// of users, from four bytes up, as it is and as Go, JSON or a URL would quote it. It
+// is meant for the text of an error that may echo its request, in a log or in a
+// status. Single lines of a value and the strings within a JSON value are masked too.
 func (r Redacted) Strip(text string) string {
 	if text == "" || r.isNil() {
 		return text
@@ -80,7 +80,10 @@ func (s secretSink) secrets(_ string, m map[string]string) {
 }
 
 func (s secretSink) flags(_ string, vs []string) {
-	for _, v := range vs {
+	for i, v := range vs {
+		if follows(vs, i) {
+			s.found(v)
+		}
 		flagSecrets(v, s.found)
 	}
 }
@@ -102,7 +105,7 @@ func (secretSink) close()                     {}
 
 func flagSecrets(flag string, f func(string)) {
 	for {
-		_, secret, after := cutSecret(flag)
+		_, secret, after := cutSecret(flag, false)
 		if secret == "" {
 			return
 		}
