@@ -1,0 +1,286 @@
+package csitest
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"google.golang.org/grpc"
+)
+
+const (
+	readyTimeout   = 30 * time.Second // of the driver, after a start; the sidecars' patience
+	callTimeout    = 2 * time.Minute  // kubelet's
+	cleanupTimeout = time.Minute      // after one rule
+	graceTimeout   = 5 * time.Second  // for a rule whose time is over to notice
+)
+
+// A run is one Check.
+type run struct {
+	target           Target
+	cfg              Config
+	node, controller *grpc.ClientConn // one and the same unless the target has two
+	process          *process         // nil unless the target is started here
+	info             *csi.GetPluginInfoResponse
+	has              csispec.Capabilities
+	nodeID           string
+	dir              string
+	logFrom          int64
+	record           recorder
+	validation       []csispec.Option
+	report           *Report
+
+	mu      sync.Mutex
+	offered map[bool]bool // by whether it is raw block: what trying showed
+	cases   int
+}
+
+// Check runs the rules against the driver and returns what it found, which is a
+// Report also when rules fail. An error says that the driver could not be checked:
+// it does not answer, the configuration is wrong, or the driver has volumes of
+// others.
+//
+// When ctx ends the rule under way is ended, cleaned up after, and the rest is
+// reported as not run. Cleaning up has its own time and goes on then.
+func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
+	r := &run{target: target, cfg: cfg, offered: map[bool]bool{}, report: &Report{Begin: time.Now(), DryRun: cfg.DryRun}}
+	selected, err := r.configure()
+	if err != nil {
+		return nil, err
+	}
+	defer r.close()
+	if err := r.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.discover(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.refuseForeign(ctx); err != nil {
+		return nil, err
+	}
+	for i, rule := range selected {
+		r.progress(i, len(selected), rule, nil)
+		result := r.result(ctx, rule)
+		r.report.Results = append(r.report.Results, result)
+		r.progress(i+1, len(selected), rule, &result)
+	}
+	r.report.NotCleaned = append(r.report.NotCleaned, r.removeDir()...)
+	r.report.Interrupted = ctx.Err() != nil
+	r.report.Calls = r.record.all()
+	r.report.Took = time.Since(r.report.Begin)
+	return r.report, nil
+}
+
+// Run checks the driver as subtests, one per rule. A rule of level SHOULD that
+// fails is logged and does not fail the test.
+func Run(t *testing.T, target Target, cfg Config) {
+	report, err := Check(t.Context(), target, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range report.Results {
+		t.Run(x.Rule.ID, func(t *testing.T) {
+			switch x.Outcome {
+			case Broken:
+				t.Errorf("csitest is broken: %s", x.Reason)
+			case NotRun, DoesNotApply:
+				t.Skipf("%s: %s", x.Outcome, x.Reason)
+			}
+			for _, f := range x.Failures {
+				if x.Rule.Level == Must {
+					t.Errorf("%s\n%s", x.Rule.Title, f)
+				} else {
+					t.Logf("SHOULD: %s\n%s", x.Rule.Title, f)
+				}
+			}
+		})
+	}
+	for _, left := range report.NotCleaned {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// configure fills in the defaults and selects the rules.
+func (r *run) configure() ([]Rule, error) {
+	if r.target.Endpoint == "" {
+		return nil, errors.New("csitest: an endpoint is required, such as unix:///run/csi/csi.sock")
+	}
+	if r.target.Start != nil && r.target.Restart != nil {
+		return nil, errors.New("csitest: the driver is either started here or restarted by a command of its own, not both")
+	}
+	var selected []Rule
+	for _, rule := range Rules() {
+		if selects(r.cfg.Rules, rule.ID) {
+			selected = append(selected, rule)
+		}
+	}
+	if len(selected) == 0 {
+		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(r.cfg.Rules, ","))
+	}
+	r.cfg.Prefix = cmp.Or(r.cfg.Prefix, "csicheck-"+strings.ToLower(rand.Text()[:6]))
+	if len(r.cfg.Prefix) > 64 {
+		return nil, fmt.Errorf("csitest: the prefix %q has more than 64 bytes", r.cfg.Prefix)
+	}
+	r.cfg.Size = cmp.Or(r.cfg.Size, 1<<30)
+	r.cfg.Command = cmp.Or(r.cfg.Command, "csicheck -endpoint "+r.target.Endpoint)
+	dir := r.cfg.Dir
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	var err error
+	if dir, err = filepath.Abs(dir); err == nil {
+		r.dir, err = os.MkdirTemp(dir, "csicheck-")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("csitest: kubelet's directory: %w", err)
+	}
+	return selected, nil
+}
+
+func (r *run) progress(done, total int, rule Rule, result *Result) {
+	if r.cfg.Progress != nil {
+		r.cfg.Progress(Progress{
+			Done: done, Total: total, Rule: rule, Result: result, Calls: r.record.count(), Elapsed: time.Since(r.report.Begin),
+		})
+	}
+}
+
+// result runs the rule if it can be run.
+func (r *run) result(ctx context.Context, rule Rule) Result {
+	x := Result{Rule: rule, Begin: time.Now()}
+	if ctx.Err() != nil {
+		x.Outcome, x.Reason = NotRun, "interrupted"
+		return x
+	}
+	for _, n := range rule.Needs {
+		switch {
+		case r.cfg.DryRun && (n.Text == mountAccess.Text || n.Text == blockAccess.Text): // takes trying
+		case n.met(r):
+		case n.Flag == "":
+			x.Outcome, x.Reason = DoesNotApply, "the driver does not have "+n.Text
+			return x
+		case x.Outcome == "":
+			x.Outcome, x.Reason, x.Flag = NotRun, "needs "+n.Text, n.Flag
+		}
+	}
+	switch {
+	case x.Outcome != "":
+		return x
+	case r.cfg.DryRun:
+		x.Outcome, x.Reason = NotRun, "dry run"
+		return x
+	}
+	before := r.record.count()
+	r.try(ctx, &x)
+	x.Calls = r.record.count() - before
+	x.Took = time.Since(x.Begin)
+	return x
+}
+
+// try runs the rule within its time, and cleans up after it.
+func (r *run) try(ctx context.Context, x *Result) {
+	limit := cmp.Or(x.Rule.Timeout, DefaultTimeout)
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c := r.newCase(limited, x.Rule)
+	ended := make(chan struct{})
+	var broken, excuse string
+	go func() {
+		defer close(ended)
+		defer func() {
+			switch p := recover().(type) {
+			case nil:
+			case stop:
+				excuse = p.excuse
+			default:
+				broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
+			}
+		}()
+		if x.Rule.judge != nil {
+			x.Rule.judge(c, r.record.all())
+			return
+		}
+		x.Rule.check(c)
+	}()
+	select {
+	case <-ended:
+	case <-limited.Done():
+		select {
+		case <-ended:
+		case <-time.After(graceTimeout):
+			x.Outcome, x.Reason = Broken, fmt.Sprintf("the rule did not end %v after its time of %v", graceTimeout, limit)
+			return // what it may still be doing is not ours to undo
+		}
+	}
+	r.clean(ctx, c)
+	r.revive(ctx, c)
+	x.Failures = c.failures
+	switch {
+	case broken != "":
+		x.Outcome, x.Reason = Broken, "panic: "+broken
+	case ctx.Err() != nil:
+		x.Outcome, x.Reason, x.Failures = NotRun, "interrupted", nil
+	case len(x.Failures) > 0:
+		x.Outcome = Failed
+	case excuse != "":
+		x.Outcome, x.Reason = DoesNotApply, excuse
+	case limited.Err() != nil:
+		x.Outcome = Failed
+		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule's time of %v was over", limit), Reproduce: c.reproduce(nil)}}
+	default:
+		x.Outcome = Passed
+	}
+}
+
+func (r *run) newCase(ctx context.Context, rule Rule) *Case {
+	r.mu.Lock()
+	r.cases++
+	c := &Case{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
+	r.mu.Unlock()
+	c.clients(false)
+	return c
+}
+
+// clean undoes what the case left, with time of its own.
+func (r *run) clean(ctx context.Context, c *Case) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	defer cancel()
+	r.report.NotCleaned = append(r.report.NotCleaned, c.cleanup(ctx)...)
+}
+
+// removeDir removes kubelet's directories as far as they are empty, never with
+// anything recursive: a volume may still be mounted there. It lists what is left.
+func (r *run) removeDir() (left []string) {
+	var dirs []string
+	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			left = append(left, err.Error())
+		case d.IsDir():
+			dirs = append(dirs, path)
+		default:
+			left = append(left, path)
+		}
+		return nil
+	})
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	for i := len(dirs) - 1; i >= 0; i-- {
+		if err := os.Remove(dirs[i]); err != nil && len(left) == 0 {
+			left = append(left, err.Error())
+		}
+	}
+	return left
+}

@@ -1,0 +1,268 @@
+package csitest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// connect starts the driver, if that is asked for, and waits until it is ready.
+func (r *run) connect(ctx context.Context) error {
+	if r.target.Start != nil {
+		r.process = newProcess(r.target.Start)
+		if err := r.process.start(); err != nil {
+			return err
+		}
+	} else if r.target.Log != "" {
+		r.logFrom = fileSize(r.target.Log)
+	}
+	var err error
+	if r.node, err = dial(r.target.Endpoint); err != nil {
+		return err
+	}
+	r.controller = r.node
+	if r.target.ControllerEndpoint != "" {
+		if r.controller, err = dial(r.target.ControllerEndpoint); err != nil {
+			return err
+		}
+	}
+	return r.ready(ctx)
+}
+
+// dial makes a connection that comes back soon after the driver does, and on which
+// a call lasts no longer than kubelet's.
+func dial(endpoint string) (*grpc.ClientConn, error) {
+	cc, err := grpc.NewClient(endpoint,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, resp any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			ctx, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+			return invoke(ctx, method, req, resp, cc, opts...)
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("csitest: endpoint %s: %w", endpoint, err)
+	}
+	return cc, nil
+}
+
+// ready waits until every endpoint answers Probe with ready.
+func (r *run) ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {
+		for {
+			resp, err := csi.NewIdentityClient(cc).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+			if err == nil && (resp.GetReady() == nil || resp.GetReady().GetValue()) {
+				break
+			}
+			if exited := r.exited(); exited != nil {
+				return exited
+			}
+			if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
+				return fmt.Errorf("csitest: the driver at %s is not ready: Probe: %v, %v; is it running, and is that its socket?", cc.Target(), resp, err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+	return nil
+}
+
+// exited is an error if the driver that was started here is no more.
+func (r *run) exited() error {
+	if r.process == nil {
+		return nil
+	}
+	select {
+	case <-r.process.exited:
+		return fmt.Errorf("csitest: the driver has exited: %v; its last words:\n%s", r.process.err, r.process.log.tail(2<<10))
+	default:
+		return nil
+	}
+}
+
+// revive starts a driver anew that exited during the case, which is the case's fault.
+func (r *run) revive(ctx context.Context, c *Case) {
+	err := r.exited()
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	c.error("the driver runs on", "%v", err)
+	if err := errors.Join(r.process.start(), r.ready(ctx)); err != nil {
+		c.error("the driver starts again", "%v", err)
+	}
+}
+
+// restart kills the driver with -9, starts it again and waits until it is ready.
+func (c *Case) restart() {
+	r := c.run
+	if r.process != nil {
+		r.process.kill()
+		if err := r.process.start(); err != nil {
+			c.fail("the driver starts again after kill -9", "%v", err)
+		}
+	} else if err := r.target.Restart(c.ctx); err != nil {
+		panic(fmt.Sprintf("restart the driver: %v", err))
+	}
+	if err := r.ready(c.ctx); err != nil {
+		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
+	}
+}
+
+// log is what the driver has logged since the run began.
+func (c *Case) log() []byte {
+	if c.run.process != nil {
+		return c.run.process.log.bytes()
+	}
+	text, err := readFrom(c.run.target.Log, c.run.logFrom)
+	if err != nil {
+		panic(fmt.Sprintf("the driver's log: %v", err))
+	}
+	return text
+}
+
+// discover asks the driver what it can do.
+func (r *run) discover(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	c := r.newCase(ctx, Rule{})
+	var err error
+	if r.info, err = c.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err != nil {
+		return fmt.Errorf("csitest: %w", err)
+	}
+	r.report.Driver = r.info
+	plugin, err := c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return fmt.Errorf("csitest: %w", err)
+	}
+	for _, x := range plugin.GetCapabilities() {
+		switch t := x.GetType().(type) {
+		case *csi.PluginCapability_Service_:
+			r.has.Plugin = append(r.has.Plugin, t.Service.GetType())
+		case *csi.PluginCapability_VolumeExpansion_:
+			r.has.Expansion = append(r.has.Expansion, t.VolumeExpansion.GetType())
+		}
+	}
+	if controller, err := c.Controller.ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}); err == nil {
+		r.has.Controller = []csi.ControllerServiceCapability_RPC_Type{}
+		for _, x := range controller.GetCapabilities() {
+			r.has.Controller = append(r.has.Controller, x.GetRpc().GetType())
+		}
+	}
+	if group, err := c.Group.GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{}); err == nil {
+		r.has.Group = []csi.GroupControllerServiceCapability_RPC_Type{}
+		for _, x := range group.GetCapabilities() {
+			r.has.Group = append(r.has.Group, x.GetRpc().GetType())
+		}
+	}
+	if node, err := c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); err == nil {
+		r.has.Node = []csi.NodeServiceCapability_RPC_Type{}
+		for _, x := range node.GetCapabilities() {
+			r.has.Node = append(r.has.Node, x.GetRpc().GetType())
+		}
+		if info, err := c.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err == nil {
+			r.nodeID = info.GetNodeId()
+		}
+	}
+	for _, s := range r.has.Plugin {
+		r.has.SnapshotMetadata = r.has.SnapshotMetadata || s == csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE
+	}
+	r.validation = append(r.validation, csispec.WithCapabilities(r.has))
+	r.report.Capabilities = r.has
+	return nil
+}
+
+// refuseForeign keeps away from a driver that others use.
+func (r *run) refuseForeign(ctx context.Context) error {
+	if r.cfg.ForeignVolumes || !listVolumes.met(r) {
+		return nil
+	}
+	c := r.newCase(ctx, Rule{})
+	list, err := c.Controller.ListVolumes(ctx, &csi.ListVolumesRequest{})
+	if err != nil || len(list.GetEntries()) == 0 {
+		return nil // what is wrong with ListVolumes is the rules' to find
+	}
+	var ids []string
+	for _, e := range list.GetEntries() {
+		ids = append(ids, e.GetVolume().GetVolumeId())
+	}
+	n := len(ids)
+	if n > 5 {
+		ids = append(ids[:5], "…")
+	}
+	return fmt.Errorf("csitest: the driver has %d volumes already (%s): refused, lest they come to harm; "+
+		"use other storage, or say -foreign-volumes", n, strings.Join(ids, ", "))
+}
+
+// offers tells whether volumes of that kind can be made. The answer is remembered.
+func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
+	kind := capability(r)
+	r.mu.Lock()
+	known, tried := r.offered[kind.GetBlock() != nil]
+	r.mu.Unlock()
+	if tried || !createVolume.met(r) {
+		return known
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), DefaultTimeout)
+	defer cancel()
+	c := r.newCase(ctx, Rule{})
+	_, err := c.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
+		Name: c.name(), CapacityRange: &csi.CapacityRange{RequiredBytes: r.cfg.Size},
+		VolumeCapabilities: []*csi.VolumeCapability{kind}, Parameters: r.cfg.Parameters,
+	})
+	r.clean(ctx, c)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.offered[kind.GetBlock() != nil] = status.Code(err) != codes.InvalidArgument
+	return r.offered[kind.GetBlock() != nil]
+}
+
+// addSecrets fills in the secrets of a request that has none.
+func (r *run) addSecrets(req any) {
+	m, ok := req.(proto.Message)
+	if !ok || len(r.cfg.Secrets) == 0 {
+		return
+	}
+	f := m.ProtoReflect().Descriptor().Fields().ByName("secrets")
+	if f == nil || m.ProtoReflect().Has(f) {
+		return
+	}
+	secrets := m.ProtoReflect().Mutable(f).Map()
+	for k, v := range r.cfg.Secrets {
+		secrets.Set(protoreflect.ValueOfString(k).MapKey(), protoreflect.ValueOfString(v))
+	}
+}
+
+func (r *run) validate(m proto.Message) []csispec.Violation {
+	return violations(csispec.Validate(m, r.validation...))
+}
+
+func (r *run) close() {
+	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {
+		if cc != nil {
+			_ = cc.Close() // the second time of one connection is an error
+		}
+	}
+	if r.process != nil {
+		r.process.stop()
+	}
+}

@@ -1,0 +1,160 @@
+package csitest
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"github.com/csikit/csikit/internal/refdriver"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+// A defect makes the reference driver break one rule.
+type defect struct {
+	breaks string            // the rule
+	does   string            // in words
+	also   map[string]string // other rules that cannot but find it, and why
+	// unary and stream are around every call, before the driver validates it.
+	unary  grpc.UnaryServerInterceptor
+	stream grpc.StreamServerInterceptor
+	// controller is around calls of a second endpoint, which there is only then.
+	controller grpc.UnaryServerInterceptor
+	forgets    bool // a restart loses the state
+	kernel     bool // the rule looks at mounts: the driver makes some
+	log        func(method string, req proto.Message) string
+}
+
+// reference serves the reference driver, with the defect, as a target.
+func reference(t *testing.T, d defect) (Target, Config) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ref") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	log := filepath.Join(dir, "log")
+	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, Log: log}
+	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel}
+
+	state := refdriver.NewState()
+	note := func(text string) {
+		f, err := os.OpenFile(log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err == nil {
+			f.WriteString(text)
+			f.Close()
+		}
+	}
+	start := func(socket string, unary grpc.UnaryServerInterceptor) (stop func()) {
+		ref := &refdriver.Driver{State: state, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+		if d.kernel {
+			ref.Dir = filepath.Join(dir, "volumes")
+			os.MkdirAll(ref.Dir, 0o750)
+		}
+		lis, err := net.Listen("unix", filepath.Join(dir, socket))
+		if err != nil {
+			t.Error(err)
+			return func() {}
+		}
+		var unaries []grpc.UnaryServerInterceptor
+		if unary != nil {
+			unaries = append(unaries, unary)
+		}
+		if d.log != nil {
+			unaries = append(unaries, func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				note(d.log(info.FullMethod, req.(proto.Message)))
+				return handler(ctx, req)
+			})
+		}
+		var streams []grpc.StreamServerInterceptor
+		if d.stream != nil {
+			streams = append(streams, d.stream)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := ref.Serve(ctx, lis, unaries, streams); err != nil {
+				t.Error(err)
+			}
+		}()
+		return func() { cancel(); <-done }
+	}
+	note("")
+	stop := start("csi.sock", d.unary)
+	t.Cleanup(func() { stop() })
+	target.Restart = func(context.Context) error {
+		stop()
+		if d.forgets {
+			state = refdriver.NewState()
+		}
+		stop = start("csi.sock", d.unary)
+		return nil
+	}
+	if d.controller != nil {
+		target.ControllerEndpoint, target.Restart = "unix://"+filepath.Join(dir, "ctl.sock"), nil
+		t.Cleanup(start("ctl.sock", d.controller))
+	}
+	return target, cfg
+}
+
+// A pointer to a message.
+type message[T any] interface {
+	*T
+	proto.Message
+}
+
+// before changes requests of one type.
+func before[T any, M message[T]](change func(M)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if m, ok := req.(M); ok {
+			change(m)
+		}
+		return handler(ctx, req)
+	}
+}
+
+// after changes responses of one type.
+func after[T any, M message[T]](change func(M)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if m, ok := resp.(M); ok && err == nil {
+			m = proto.CloneOf(m)
+			change(m)
+			return m, nil
+		}
+		return resp, err
+	}
+}
+
+// fails changes errors of requests of one type.
+func fails[T any, M message[T]](change func(M, error) error) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if m, ok := req.(M); ok && err != nil {
+			err = change(m, err)
+		}
+		return resp, err
+	}
+}
+
+// instead answers requests of one type itself, if it gives a response or an error.
+func instead[T any, M message[T]](answer func(M) (proto.Message, error)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if m, ok := req.(M); ok {
+			if resp, err := answer(m); resp != nil || err != nil {
+				return resp, err
+			}
+		}
+		return handler(ctx, req)
+	}
+}
+
+// volumeChanged changes the volume of CreateVolume's answers.
+func volumeChanged(change func(*csi.Volume)) grpc.UnaryServerInterceptor {
+	return after(func(r *csi.CreateVolumeResponse) { change(r.Volume) })
+}

@@ -1,0 +1,76 @@
+package csitest
+
+import (
+	"runtime"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// A Need is what must be there for a rule to run: a capability, without which the
+// rule does not apply, or a facility of the run, without which it is not run.
+type Need struct {
+	Text string // "controller.LIST_VOLUMES", "the driver's log"
+	Flag string // of csicheck, what provides the facility; empty for a capability
+	met  func(*run) bool
+}
+
+func needs(n ...Need) []Need { return n }
+
+// Capabilities.
+var (
+	controllerService = Need{Text: "the controller service", met: func(r *run) bool { return r.has.Controller != nil }}
+	nodeService       = Need{Text: "the node service", met: func(r *run) bool { return r.has.Node != nil }}
+	groupService      = groupCap(csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT)
+
+	createVolume   = controllerCap(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME)
+	attachVolume   = controllerCap(csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME)
+	attachReadonly = controllerCap(csi.ControllerServiceCapability_RPC_PUBLISH_READONLY)
+	listVolumes    = controllerCap(csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
+	publishedNodes = controllerCap(csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES)
+	getVolume      = controllerCap(csi.ControllerServiceCapability_RPC_GET_VOLUME)
+	expandVolume   = controllerCap(csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
+	createSnapshot = controllerCap(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
+	listSnapshots  = controllerCap(csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS)
+	getSnapshot    = controllerCap(csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
+	cloneVolume    = controllerCap(csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
+	modifyVolume   = controllerCap(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
+
+	stageVolume      = nodeCap(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+	volumeStats      = nodeCap(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS)
+	nodeExpandVolume = nodeCap(csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+)
+
+// Facilities.
+var (
+	twoEndpoints = Need{"a controller endpoint of its own", "-controller-endpoint", func(r *run) bool { return r.target.ControllerEndpoint != "" }}
+	secondNode   = Need{"a second node", "-second-node", func(r *run) bool { return r.target.SecondNode != "" }}
+	restartable  = Need{"a way to kill and start the driver", "-start or -restart", func(r *run) bool { return r.process != nil || r.target.Restart != nil }}
+	driverLog    = Need{"the driver's log", "-start or -log", func(r *run) bool { return r.process != nil || r.target.Log != "" }}
+	// kernelView: the mounts that the driver makes show in this process's table.
+	kernelView = Need{"root on the driver's node, with its mounts in sight", "-kernel", func(r *run) bool {
+		return r.cfg.Kernel && runtime.GOOS == "linux"
+	}}
+)
+
+// What the driver offers, found out by trying.
+var (
+	mountAccess = Need{Text: "file system volumes", met: func(r *run) bool { return r.offers(mountCapability) }}
+	blockAccess = Need{Text: "raw block volumes", met: func(r *run) bool { return r.offers(blockCapability) }}
+)
+
+func controllerCap(c csi.ControllerServiceCapability_RPC_Type) Need {
+	return Need{Text: "controller." + c.String(), met: func(r *run) bool { return slices.Contains(r.has.Controller, c) }}
+}
+
+func nodeCap(c csi.NodeServiceCapability_RPC_Type) Need {
+	return Need{Text: "node." + c.String(), met: func(r *run) bool { return slices.Contains(r.has.Node, c) }}
+}
+
+func groupCap(c csi.GroupControllerServiceCapability_RPC_Type) Need {
+	return Need{Text: "group." + c.String(), met: func(r *run) bool { return slices.Contains(r.has.Group, c) }}
+}
+
+func pluginCap(c csi.PluginCapability_Service_Type) Need {
+	return Need{Text: "plugin." + c.String(), met: func(r *run) bool { return slices.Contains(r.has.Plugin, c) }}
+}

@@ -1,0 +1,79 @@
+package csitest
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+)
+
+// An Outcome is how a rule ended.
+type Outcome string
+
+// The outcomes. Passed is said of rules that ran alone.
+const (
+	Passed       Outcome = "passed"
+	Failed       Outcome = "failed"
+	DoesNotApply Outcome = "does not apply" // the driver lacks a capability
+	NotRun       Outcome = "not run"        // the run lacks something
+	Broken       Outcome = "broken"         // a mistake of this package
+)
+
+// A Result is what became of one rule.
+type Result struct {
+	Rule     Rule
+	Outcome  Outcome
+	Reason   string // why it does not apply, was not run, or is broken
+	Flag     string // of csicheck, what would run it
+	Failures []Failure
+	Begin    time.Time
+	Took     time.Duration
+	Calls    int
+}
+
+// A Report is what a run found.
+type Report struct {
+	Driver       *csi.GetPluginInfoResponse
+	Capabilities csispec.Capabilities
+	Results      []Result // in the order of Rules
+	Calls        []*Call  // all that were made
+	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
+	NotCleaned  []string
+	Interrupted bool
+	DryRun      bool
+	Begin       time.Time
+	Took        time.Duration
+}
+
+// OK tells whether no MUST failed and nothing is broken, left behind or unfinished.
+func (r *Report) OK() bool {
+	for _, x := range r.Results {
+		if x.Outcome == Broken || x.Outcome == Failed && x.Rule.Level == Must {
+			return false
+		}
+	}
+	return len(r.NotCleaned) == 0 && !r.Interrupted
+}
+
+// With returns the results of that outcome.
+func (r *Report) With(o Outcome) (some []Result) {
+	for _, x := range r.Results {
+		if x.Outcome == o {
+			some = append(some, x)
+		}
+	}
+	return some
+}
+
+// String tells the failure in a few lines: what was sent, what came back, what was
+// expected, and a command that shows it again.
+func (f Failure) String() string {
+	var b strings.Builder
+	if f.Call != nil {
+		fmt.Fprintf(&b, "sent      %s %s\n", f.Call.Method, requestJSON(f.Call.Request))
+	}
+	fmt.Fprintf(&b, "got       %s\nwanted    %s\nreproduce %s", f.Got, f.Want, f.Reproduce)
+	return b.String()
+}

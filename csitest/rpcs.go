@@ -1,0 +1,84 @@
+package csitest
+
+import (
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+)
+
+// An rpc is one that hangs on a capability.
+type rpc struct {
+	service, method string
+	by              []Need // any of which promises it
+	because         string
+}
+
+var rpcs = []rpc{
+	promise("Controller", "CreateVolume", createVolume),
+	promise("Controller", "DeleteVolume", createVolume),
+	promise("Controller", "ControllerPublishVolume", attachVolume),
+	promise("Controller", "ControllerUnpublishVolume", attachVolume),
+	promise("Controller", "ValidateVolumeCapabilities", controllerService),
+	promise("Controller", "ListVolumes", listVolumes),
+	promise("Controller", "GetCapacity", controllerCap(csi.ControllerServiceCapability_RPC_GET_CAPACITY)),
+	promise("Controller", "CreateSnapshot", createSnapshot),
+	promise("Controller", "DeleteSnapshot", createSnapshot),
+	promise("Controller", "ListSnapshots", listSnapshots),
+	promise("Controller", "GetSnapshot", getSnapshot),
+	promise("Controller", "ControllerExpandVolume", expandVolume),
+	promise("Controller", "ControllerGetVolume", getVolume),
+	promise("Controller", "ControllerModifyVolume", modifyVolume),
+	promise("Controller", "ControllerListVolumeHealth", controllerCap(csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)),
+	promise("Controller", "ControllerGetVolumeHealth", controllerCap(csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH),
+		controllerCap(csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)),
+	promise("GroupController", "CreateVolumeGroupSnapshot", groupService),
+	promise("GroupController", "DeleteVolumeGroupSnapshot", groupService),
+	promise("GroupController", "GetVolumeGroupSnapshot", groupService),
+	promise("Node", "NodeStageVolume", stageVolume),
+	promise("Node", "NodeUnstageVolume", stageVolume),
+	promise("Node", "NodePublishVolume", nodeService),
+	promise("Node", "NodeUnpublishVolume", nodeService),
+	promise("Node", "NodeGetVolumeStats", volumeStats),
+	promise("Node", "NodeExpandVolume", nodeExpandVolume),
+	promise("Node", "NodeGetVolumeHealth", nodeCap(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)),
+	promise("Node", "NodeGetStorageHealth", nodeCap(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)),
+}
+
+func promise(service, method string, by ...Need) rpc {
+	return rpc{service: service, method: method, by: by, because: by[0].Text}
+}
+
+func (r rpc) path() string { return "/csi.v1." + r.service + "/" + r.method }
+
+func (r rpc) promised(c *Case) bool { return slices.ContainsFunc(r.by, c.has) }
+
+// served tells whether the RPC's service is there at all.
+func (r rpc) served(c *Case) bool {
+	switch r.service {
+	case "Controller":
+		return c.run.has.Controller != nil
+	case "GroupController":
+		return c.run.has.Group != nil
+	}
+	return c.run.has.Node != nil
+}
+
+// request is the empty one, which a driver answers with INVALID_ARGUMENT at the
+// least.
+func (r rpc) request() proto.Message  { return newMessage(r.method + "Request") }
+func (r rpc) response() proto.Message { return newMessage(r.method + "Response") }
+
+func newMessage(name string) proto.Message {
+	t, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("csi.v1." + name))
+	if err != nil {
+		panic(err)
+	}
+	return t.New().Interface()
+}
+
+func code(err error) codes.Code { return status.Code(err) }

@@ -1,0 +1,232 @@
+package csitest
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+var createRules = []Rule{
+	{
+		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
+		Title: "the same request again gives the same volume",
+		Why:   "The CO repeats CreateVolume with the same name after a timeout or a crash. A second volume would never be deleted by anybody.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			a := send(c, c.Controller.CreateVolume, v.made)
+			if got := a.ok().GetVolume(); got.GetVolumeId() != v.id || got.GetCapacityBytes() != v.created.GetCapacityBytes() {
+				a.wrong("volume_id %q and capacity_bytes %d, as the first time", v.id, v.created.GetCapacityBytes())
+			}
+		},
+	},
+	{
+		ID: "controller.create.parallel", Level: Must, Spec: "CreateVolume",
+		Title: "the same request four times at once makes one volume",
+		Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
+			"it has to end: a repeat succeeds, and all that succeeded name one volume.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			req := c.createRequest()
+			answers := make([]answer[csi.CreateVolumeResponse], 4)
+			c.parallel(len(answers), func(i int) { answers[i] = send(c, c.Controller.CreateVolume, req) })
+			id := step(c, c.Controller.CreateVolume, req).GetVolume().GetVolumeId()
+			for _, a := range answers {
+				a.wants(codes.OK, codes.Aborted)
+				if a.Err == nil && a.Resp.GetVolume().GetVolumeId() != id {
+					a.wrong("volume_id %q, as of the other calls", id)
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.create.after-cancel", Level: Must, Spec: "Timeouts",
+		Title: "a request that was cancelled succeeds when it is repeated",
+		Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
+				req := c.createRequest()
+				ctx, cancel := context.WithCancel(c.context())
+				timer := time.AfterFunc(after, cancel)
+				sendCtx(ctx, c, c.Controller.CreateVolume, req)
+				timer.Stop()
+				cancel()
+				step(c, c.Controller.CreateVolume, req)
+			}
+		},
+	},
+	{
+		ID: "controller.create.taken-capacity", Level: Must, Spec: "CreateVolume",
+		Title: "a name that is taken by a volume of another size is ALREADY_EXISTS",
+		Why:   "OK would give the CO a volume that is not what it asked for.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			req := proto.CloneOf(v.made)
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: 2*max(c.run.cfg.Size, v.created.GetCapacityBytes()) + 1}
+			send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "controller.create.taken-access-type", Level: Must, Spec: "CreateVolume",
+		Title: "a name that is taken by a volume that cannot be used as asked for is ALREADY_EXISTS",
+		Why: "A volume with a file system and a raw block volume under one name are two things, unless every volume of the driver can be used as both. " +
+			"Whether it can is asked with ValidateVolumeCapabilities.",
+		Needs: needs(createVolume, mountAccess, blockAccess),
+		check: func(c *Case) {
+			v := c.volume()
+			other := v.validateRequest()
+			other.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
+			if send(c, c.Controller.ValidateVolumeCapabilities, other).ok().GetConfirmed() != nil {
+				c.excuse("a volume with a file system can be used as raw block as well")
+			}
+			req := proto.CloneOf(v.made)
+			req.VolumeCapabilities = other.VolumeCapabilities
+			send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "controller.create.capacity-in-range", Level: Must, Spec: "CreateVolume",
+		Title: "a volume is at least required_bytes and at most limit_bytes large",
+		Why:   "limit_bytes is a quota, or what a snapshot's size allows. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, r := range []*csi.CapacityRange{
+				{RequiredBytes: c.run.cfg.Size, LimitBytes: c.run.cfg.Size},
+				{RequiredBytes: c.run.cfg.Size + 1, LimitBytes: c.run.cfg.Size + 2},
+				{LimitBytes: c.run.cfg.Size},
+			} {
+				req := c.createRequest()
+				req.CapacityRange = r
+				a := send(c, c.Controller.CreateVolume, req)
+				a.wants(codes.OK, codes.OutOfRange)
+				got := a.Resp.GetVolume().GetCapacityBytes()
+				if a.Err == nil && got != 0 && (got < r.RequiredBytes || got > r.LimitBytes) {
+					a.wrong("capacity_bytes from %d to %d, 0 for unknown, or OUT_OF_RANGE", r.RequiredBytes, r.LimitBytes)
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.create.bad-range", Level: Must, Spec: "CapacityRange",
+		Title: "a range that is negative, empty or upside down is refused",
+		Why:   "Neither end may be negative, one must not be zero, and no volume is larger than its limit. The driver must not guess what was meant.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, r := range []*csi.CapacityRange{
+				{RequiredBytes: -1},
+				{RequiredBytes: c.run.cfg.Size, LimitBytes: -1},
+				{},
+				{RequiredBytes: c.run.cfg.Size, LimitBytes: c.run.cfg.Size - 1},
+			} {
+				req := c.createRequest()
+				req.CapacityRange = r
+				send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument, codes.OutOfRange)
+			}
+		},
+	},
+	{
+		ID: "controller.create.name-too-long", Level: Must, Spec: "Size Limits",
+		Title: "a name of more than 128 bytes is INVALID_ARGUMENT",
+		Why:   "A driver that cuts the name off takes two volumes for one.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			req := c.createRequest()
+			req.Name += strings.Repeat("x", 129-len(req.Name))
+			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "controller.create.name-any-unicode", Level: Must, Spec: "CreateVolume",
+		Title: "a name may hold any Unicode of up to 128 bytes but control characters",
+		Why:   "The CO chooses names. A driver whose storage allows less has to encode them, and may neither refuse nor confuse them.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			ids := map[string]string{}
+			for _, tail := range []string{"ä ß/..\\'\"$%", "ä ß/..\\'\"$%\t", "Ä ß/..\\'\"$%", "日本" + strings.Repeat("x", 40)} {
+				req := c.createRequest()
+				req.Name = c.run.cfg.Prefix + "-" + tail
+				req.Name = req.Name[:min(128, len(req.Name))]
+				a := send(c, c.Controller.CreateVolume, req)
+				id := a.ok().GetVolume().GetVolumeId()
+				if other, taken := ids[id]; taken {
+					a.wrong("an ID other than that of the volume named %q", other)
+				}
+				ids[id] = req.Name
+			}
+		},
+	},
+	{
+		ID: "controller.create.name-control-characters", Level: Must, Spec: "CreateVolume",
+		Title: "a name with control characters is INVALID_ARGUMENT",
+		Why:   "U+0000 to 0008, 000B, 000C, 000E to 001F and 007F to 009F are not allowed. They end C strings, forge log lines and confuse terminals.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, bad := range []string{"\x00", "\x07", "\x1b[31m", "\x7f", "\u0085"} {
+				req := c.createRequest()
+				req.Name += bad
+				send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
+			}
+		},
+	},
+	{
+		ID: "controller.create.bad-capability", Level: Must, Spec: "VolumeCapability",
+		Title: "a volume capability without access type or mode, or with an unknown mode, is INVALID_ARGUMENT",
+		Why:   "An enum number that the driver does not know comes from a newer CO, and means something that the driver would not do.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, change := range []func(*csi.VolumeCapability){
+				func(v *csi.VolumeCapability) { v.AccessType = nil },
+				func(v *csi.VolumeCapability) { v.AccessMode = nil },
+				func(v *csi.VolumeCapability) { v.AccessMode.Mode = csi.VolumeCapability_AccessMode_UNKNOWN },
+				func(v *csi.VolumeCapability) { v.AccessMode.Mode = 999 },
+			} {
+				req := c.createRequest()
+				change(req.VolumeCapabilities[0])
+				send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
+			}
+		},
+	},
+	{
+		ID: "controller.create.snapshot-missing", Level: Must, Spec: "CreateVolume",
+		Title: "a volume from a snapshot that does not exist is NOT_FOUND",
+		Why:   "An empty volume in place of a restored one is taken for the data.",
+		Needs: needs(createVolume, createSnapshot),
+		check: func(c *Case) {
+			req := c.createRequest()
+			req.VolumeContentSource = snapshotSource(c.name())
+			send(c, c.Controller.CreateVolume, req).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "controller.create.clone-missing", Level: Must, Spec: "CreateVolume",
+		Title: "a clone of a volume that does not exist is NOT_FOUND",
+		Why:   "An empty volume in place of a clone is taken for the data.",
+		Needs: needs(createVolume, cloneVolume),
+		check: func(c *Case) {
+			req := c.createRequest()
+			req.VolumeContentSource = volumeSource(c.unknownID())
+			send(c, c.Controller.CreateVolume, req).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "controller.create.source-reported", Level: Must, Spec: "Volume",
+		Title: "a volume from a source names that source, also when asked again",
+		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
+		Needs: needs(createVolume, createSnapshot),
+		check: func(c *Case) {
+			source := snapshotSource(c.volume().snapshot().GetSnapshotId())
+			v := c.volume(from(source))
+			for _, got := range []*csi.Volume{v.created, send(c, c.Controller.CreateVolume, v.made).ok().GetVolume()} {
+				if !proto.Equal(got.GetContentSource(), source) {
+					c.fail("content_source "+requestJSON(source), "%s", requestJSON(got))
+				}
+			}
+		},
+	},
+}

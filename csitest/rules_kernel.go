@@ -1,0 +1,147 @@
+package csitest
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Rules that look at what the kernel has, not at what the driver says.
+var kernelRules = []Rule{
+	{
+		ID: "node.publish.mounts", Level: Must, Spec: "NodePublishVolume",
+		Title: "the target path is a mount point while the volume is published, and none afterwards",
+		Why:   "A pod that writes to a plain directory fills the node's disk, and its data is gone with the pod.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			if n := mountsAt(v.targetPath("a")); n != 1 {
+				c.fail("one mount at the target path", "%d", n)
+			}
+			if v.unpublish("a"); mountsAt(v.targetPath("a")) != 0 {
+				c.fail("no mount at the target path after NodeUnpublishVolume", "%d", mountsAt(v.targetPath("a")))
+			}
+		},
+	},
+	{
+		ID: "node.publish.repeat-mounts-once", Level: Must, Spec: "NodePublishVolume",
+		Title: "repeated calls do not stack mounts",
+		Why:   "One NodeUnpublishVolume has to undo them all. Drivers have left thousands of stacked mounts behind a kubelet that restarts.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			for range 2 {
+				v.stage().publish("a")
+			}
+			for _, path := range []string{v.targetPath("a"), v.stagingPath()} {
+				if n := mountsAt(path); n > 1 {
+					c.error("one mount at "+path, "%d", n)
+				}
+			}
+		},
+	},
+	{
+		ID: "node.publish.readonly-enforced", Level: Must, Spec: "NodePublishVolume",
+		Title: "a volume that is published readonly cannot be written, while another target can",
+		Why:   "The pod was promised, and its neighbours rely on it. A flag that is only recorded protects nothing.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			req := v.publishRequest("a")
+			req.Readonly = true
+			send(c, c.Node.NodePublishVolume, req).ok()
+			err := os.WriteFile(filepath.Join(req.GetTargetPath(), "written"), nil, 0o600)
+			if !errors.Is(err, syscall.EROFS) {
+				c.fail("EROFS when a file is made below the target path", "%v", err)
+			}
+		},
+	},
+	{
+		ID: "node.publish.keeps-data", Level: Must, Spec: "NodePublishVolume",
+		Title: "data is there again after the volume was taken down and brought up",
+		Why:   "Formatting, or mounting something else, shows here before it shows in production.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			data := bytes.Repeat([]byte(v.id), 1000)
+			c.write(filepath.Join(v.targetPath("a"), "data"), data)
+			v.unpublish("a").unstage().detach().up("b")
+			if got, err := os.ReadFile(filepath.Join(v.targetPath("b"), "data")); err != nil || !bytes.Equal(got, data) {
+				c.fail("the file as it was written", "%d bytes, %v", len(got), err)
+			}
+		},
+	},
+	{
+		ID: "node.publish.same-data", Level: Must, Spec: "NodePublishVolume",
+		Title: "two targets of one volume show the same data",
+		Why:   "Two pods with one claim work on one file system.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView,
+			Need{Text: "node.SINGLE_NODE_MULTI_WRITER", met: func(r *run) bool { return r.readWriteOnce().String() == "SINGLE_NODE_MULTI_WRITER" }}),
+		check: func(c *Case) {
+			v := c.volume().up("a", "b")
+			c.write(filepath.Join(v.targetPath("a"), "data"), []byte("x"))
+			if _, err := os.Stat(filepath.Join(v.targetPath("b"), "data")); err != nil {
+				c.fail("the file at the other target", "%v", err)
+			}
+		},
+	},
+	{
+		ID: "node.publish.block-device", Level: Must, Spec: "NodePublishVolume",
+		Title: "the target of a raw block volume is a block device of the volume's size",
+		Why:   "A plain file takes the pod's writes as well, and they are lost. The size must lie within the range that was asked for.",
+		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume(block).up("a")
+			info, err := os.Stat(v.targetPath("a"))
+			if err != nil || info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {
+				c.fail("a block device at the target path", "%v", orMode(info, err))
+			}
+			size, err := deviceSize(v.targetPath("a"))
+			if want := v.created.GetCapacityBytes(); err != nil || want != 0 && size != want {
+				c.fail("a device that can be read to the end, of capacity_bytes", "%d bytes, %v; capacity_bytes is %d", size, err, want)
+			}
+		},
+	},
+}
+
+// write makes a file durable, or fails the rule.
+func (c *Case) write(path string, data []byte) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err == nil {
+		_, err = f.Write(data)
+		err = errors.Join(err, f.Sync(), f.Close())
+	}
+	if err != nil {
+		c.fail("a volume that can be written", "%v", err)
+	}
+}
+
+// deviceSize is where the end of the device is.
+func deviceSize(path string) (int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return f.Seek(0, 2)
+}
+
+// mountsAt counts the mounts at a path.
+func mountsAt(path string) (n int) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		panic(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 4 && unescape(f[4]) == path {
+			n++
+		}
+	}
+	return n
+}
+
+// unescape undoes what mountinfo does to white space and backslashes.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

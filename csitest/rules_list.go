@@ -1,0 +1,127 @@
+package csitest
+
+import (
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// list reads all pages of at most n entries.
+func (c *Case) list(n int32) (all []*csi.ListVolumesResponse_Entry) {
+	req := &csi.ListVolumesRequest{MaxEntries: n}
+	for range 10_000 {
+		a := send(c, c.Controller.ListVolumes, req)
+		all = append(all, a.ok().GetEntries()...)
+		if n > 0 && len(a.Resp.GetEntries()) > int(n) {
+			a.wrong("at most %d entries", n)
+		}
+		if req.StartingToken = a.Resp.GetNextToken(); req.StartingToken == "" {
+			return all
+		}
+	}
+	c.fail("an end", "10000 pages, and next_token is still set")
+	return nil
+}
+
+func entryOf(all []*csi.ListVolumesResponse_Entry, id string) *csi.ListVolumesResponse_Entry {
+	for _, e := range all {
+		if e.GetVolume().GetVolumeId() == id {
+			return e
+		}
+	}
+	return nil
+}
+
+var listRules = []Rule{
+	{
+		ID: "controller.list.complete", Level: Must, Spec: "ListVolumes",
+		Title: "ListVolumes shows volumes that were made and none that were deleted",
+		Why:   "The health monitor and the attacher take a volume that is not in the list for lost.",
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			kept, gone := c.volume(), c.volume()
+			gone.delete()
+			all := c.list(0)
+			if entryOf(all, kept.id) == nil {
+				c.error("volume "+kept.id+" in the list", "%d entries without it", len(all))
+			}
+			if entryOf(all, gone.id) != nil {
+				c.error("no deleted volume in the list", "%s is there", gone.id)
+			}
+		},
+	},
+	{
+		ID: "controller.list.capacity-agrees", Level: Should, Spec: "ListVolumes",
+		Title: "ListVolumes tells the capacity that CreateVolume told",
+		Why:   "Two answers about one volume, of which one is wrong.",
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			v := c.volume()
+			e := entryOf(c.list(0), v.id)
+			if got, want := e.GetVolume().GetCapacityBytes(), v.created.GetCapacityBytes(); e != nil && got != 0 && want != 0 && got != want {
+				c.fail("the capacity_bytes of CreateVolume", "CreateVolume said %d, ListVolumes says %d", want, got)
+			}
+		},
+	},
+	{
+		ID: "controller.list.pages", Level: Must, Spec: "ListVolumes",
+		Title: "pages have at most max_entries, and together every volume once",
+		Why:   "external-attacher reads the list in pages; a volume that falls between two of them is taken for detached.",
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			var made []string
+			for range 3 {
+				made = append(made, c.volume().id)
+			}
+			seen := map[string]int{}
+			for _, e := range c.list(1) {
+				seen[e.GetVolume().GetVolumeId()]++
+			}
+			for _, id := range made {
+				if seen[id] != 1 {
+					c.error("each volume once", "%s is %d times on the pages of one entry each", id, seen[id])
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.list.bad-token", Level: Must, Spec: "ListVolumes",
+		Title: "a starting_token that the driver never gave is ABORTED",
+		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
+		Needs: needs(listVolumes),
+		check: func(c *Case) {
+			send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{StartingToken: "no-token-of-this-driver"}).wants(codes.Aborted)
+		},
+	},
+	{
+		ID: "controller.list.negative-max", Level: Must, Spec: "ListVolumes",
+		Title: "a negative max_entries is INVALID_ARGUMENT",
+		Why:   "The field must not be negative. A driver that converts it asks its backend for 4 billion entries.",
+		Needs: needs(listVolumes),
+		check: func(c *Case) {
+			send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "controller.list.published-nodes", Level: Must, Spec: "ListVolumes",
+		Title: "published_node_ids has the node while the volume is published to it",
+		Why:   "external-attacher attaches again what the list shows as detached, and detaches what should not be attached.",
+		Needs: needs(createVolume, attachVolume, listVolumes, publishedNodes),
+		check: func(c *Case) {
+			v := c.volume()
+			published := func() bool {
+				return slices.Contains(entryOf(c.list(0), v.id).GetStatus().GetPublishedNodeIds(), v.node)
+			}
+			if published() {
+				c.error("no node before ControllerPublishVolume", "%s is in published_node_ids", v.node)
+			}
+			if v.attach(); !published() {
+				c.error("the node after ControllerPublishVolume", "%s is not in published_node_ids", v.node)
+			}
+			if v.detach(); published() {
+				c.error("no node after ControllerUnpublishVolume", "%s is in published_node_ids", v.node)
+			}
+		},
+	},
+}

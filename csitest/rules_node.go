@@ -1,0 +1,204 @@
+package csitest
+
+import (
+	"os"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+var nodeRules = []Rule{
+	{
+		ID: "node.stage.idempotent", Level: Must, Spec: "NodeStageVolume",
+		Title: "a volume that is staged already is staged again with OK",
+		Why:   "kubelet stages and publishes everything again after its own restart.",
+		Needs: needs(createVolume, stageVolume),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			send(c, c.Node.NodeStageVolume, v.stageRequest()).ok()
+		},
+	},
+	{
+		ID: "node.stage.volume-missing", Level: Must, Spec: "NodeStageVolume",
+		Title: "a volume that does not exist is NOT_FOUND",
+		Why:   "To stage what is not there is to mount something else.",
+		Needs: needs(createVolume, stageVolume),
+		check: func(c *Case) {
+			v := c.volume().attach()
+			req := v.stageRequest()
+			v.detach().delete()
+			send(c, c.Node.NodeStageVolume, req).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "node.unstage.idempotent", Level: Must, Spec: "NodeUnstageVolume",
+		Title: "a volume that is not staged is unstaged with OK",
+		Why:   "kubelet repeats the call for ever; an error keeps the volume attached to the node.",
+		Needs: needs(createVolume, stageVolume),
+		check: func(c *Case) {
+			v := c.volume().attach()
+			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()).ok()
+			v.stage()
+			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()).ok()
+			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()).ok()
+		},
+	},
+	{
+		ID: "node.publish.idempotent", Level: Must, Spec: "NodePublishVolume",
+		Title: "a volume that is published at the path already is published again with OK",
+		Why:   "kubelet publishes again after its own restart, and every minute for drivers that ask for it.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			send(c, c.Node.NodePublishVolume, v.publishRequest("a")).ok()
+		},
+	},
+	{
+		ID: "node.publish.volume-missing", Level: Must, Spec: "NodePublishVolume",
+		Title: "a volume that does not exist is NOT_FOUND",
+		Why:   "To publish what is not there is to give the pod something else.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			req := v.publishRequest("a")
+			v.unstage().detach().delete()
+			send(c, c.Node.NodePublishVolume, req).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "node.publish.staging-path-missing", Level: Must, Spec: "NodePublishVolume",
+		Title: "NodePublishVolume without staging_target_path is FAILED_PRECONDITION for a driver that stages",
+		Why:   "The field is required with STAGE_UNSTAGE_VOLUME, and this code tells the CO to stage first.",
+		Needs: needs(createVolume, stageVolume),
+		check: func(c *Case) {
+			req := c.volume().attach().stage().publishRequest("a")
+			req.StagingTargetPath = ""
+			send(c, c.Node.NodePublishVolume, req).wants(codes.FailedPrecondition)
+		},
+	},
+	{
+		ID: "node.publish.makes-target", Level: Must, Spec: "NodePublishVolume",
+		Title: "NodePublishVolume makes the target path, as a directory for a file system",
+		Why:   "kubelet makes the parent alone.",
+		Needs: needs(createVolume, nodeService, mountAccess),
+		check: func(c *Case) {
+			v := c.volume()
+			v.up("a")
+			info, err := os.Stat(v.targetPath("a"))
+			if err != nil || !info.IsDir() {
+				c.fail("a directory at the target path", "%v", orMode(info, err))
+			}
+		},
+	},
+	{
+		ID: "node.publish.readonly-changed", Level: Should, Spec: "NodePublishVolume",
+		Title: "a target path at which the volume is published with another readonly is ALREADY_EXISTS",
+		Why:   "OK would let the CO believe that the pod cannot write, or can.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			req := c.volume().up("a").publishRequest("a")
+			req.Readonly = true
+			send(c, c.Node.NodePublishVolume, req).wants(codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "node.publish.second-target", Level: Should, Spec: "NodePublishVolume",
+		Title: "a volume for a single writer is published at a second path with FAILED_PRECONDITION",
+		Why:   "Kubernetes relies on it for ReadWriteOncePod: one pod, and no other, has the volume.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).up("a")
+			send(c, c.Node.NodePublishVolume, v.publishRequest("b")).wants(codes.FailedPrecondition)
+		},
+	},
+	{
+		ID: "node.publish.many-targets", Level: Should, Spec: "NodePublishVolume",
+		Title: "a SINGLE_NODE_MULTI_WRITER volume is published at several paths",
+		Why:   "That is what Kubernetes asks for when two pods of one node use a ReadWriteOnce claim.",
+		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)),
+		check: func(c *Case) {
+			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)).up("a")
+			send(c, c.Node.NodePublishVolume, v.publishRequest("b")).ok()
+		},
+	},
+	{
+		ID: "node.unpublish.idempotent", Level: Must, Spec: "NodeUnpublishVolume",
+		Title: "a volume that is not published at the path is unpublished with OK",
+		Why:   "kubelet repeats the call for ever; an error keeps the pod from ending.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume().up("a").unpublish("a")
+			send(c, c.Node.NodeUnpublishVolume, v.unpublishRequest("a")).ok()
+			send(c, c.Node.NodeUnpublishVolume, v.unpublishRequest("never")).ok()
+		},
+	},
+	{
+		ID: "node.unpublish.removes-target", Level: Must, Spec: "NodeUnpublishVolume",
+		Title: "NodeUnpublishVolume removes the target path",
+		Why:   "kubelet cannot remove the pod's directory while something is in it, and for raw block nobody else removes the file.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume().up("a").unpublish("a")
+			if info, err := os.Lstat(v.targetPath("a")); !os.IsNotExist(err) {
+				c.fail("nothing at the target path", "%v", orMode(info, err))
+			}
+		},
+	},
+	{
+		ID: "node.stats.usage", Level: Must, Spec: "NodeGetVolumeStats",
+		Title: "NodeGetVolumeStats tells bytes that add up, at the target and at the staging path",
+		Why:   "kubelet's metrics come from here; an answer without usage is an error to it.",
+		Needs: needs(createVolume, nodeService, volumeStats, mountAccess),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			requests := []*csi.NodeGetVolumeStatsRequest{v.statsRequest("a")}
+			if c.has(stageVolume) {
+				requests = append(requests, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.stagingPath()})
+			}
+			for _, req := range requests {
+				a := send(c, c.Node.NodeGetVolumeStats, req)
+				var bytes *csi.VolumeUsage
+				for _, u := range a.ok().GetUsage() {
+					if u.GetUnit() == csi.VolumeUsage_BYTES {
+						bytes = u
+					}
+				}
+				if bytes.GetTotal() <= 0 || bytes.GetUsed()+bytes.GetAvailable() > bytes.GetTotal() {
+					a.wrong("usage in BYTES with used + available ≤ total")
+				}
+			}
+		},
+	},
+	{
+		ID: "node.stats.missing", Level: Must, Spec: "NodeGetVolumeStats",
+		Title: "NodeGetVolumeStats is NOT_FOUND for a volume that does not exist and for a path where it is not",
+		Why:   "Numbers of whatever lies at the path are another file system's, often that of the node.",
+		Needs: needs(createVolume, nodeService, volumeStats),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			send(c, c.Node.NodeGetVolumeStats, v.statsRequest("b")).wants(codes.NotFound)
+			req := v.statsRequest("a")
+			req.VolumeId = c.unknownID()
+			send(c, c.Node.NodeGetVolumeStats, req).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "node.expand.volume-missing", Level: Must, Spec: "NodeExpandVolume",
+		Title: "NodeExpandVolume is NOT_FOUND for a volume that does not exist",
+		Why:   "kubelet takes NOT_FOUND for infeasible, and others for a reason to try again.",
+		Needs: needs(createVolume, nodeService, nodeExpandVolume),
+		check: func(c *Case) {
+			req := c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size)
+			req.VolumeId = c.unknownID()
+			send(c, c.Node.NodeExpandVolume, req).wants(codes.NotFound)
+		},
+	},
+}
+
+// orMode describes what was found at a path.
+func orMode(info os.FileInfo, err error) any {
+	if err != nil {
+		return err
+	}
+	return info.Mode().String() + " " + info.Name()
+}

@@ -1,0 +1,83 @@
+package csitest
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/csikit/csikit/csispec"
+	"google.golang.org/grpc/codes"
+)
+
+// Judges of every response, message of a stream included, by the rules of csispec.
+var responseRules = []Rule{
+	response("required", "what is required is there", "An object without its ID cannot be deleted."),
+	response("size", "strings and maps are no larger than allowed", "A CO may cut off or refuse what is larger, and an ID that was cut off is another one."),
+	response("enum", "enum values are ones that CSI has", "A CO ignores what it does not know, and UNKNOWN says nothing."),
+	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
+	response("non-negative", "sizes are not negative", "A negative size is a large one to whoever converts it."),
+	response("positive", "what must be more than zero is", "A block of no bytes makes a backup run for ever."),
+	response("timestamp", "timestamps are valid and not zero", "Retention deletes the oldest first, and 1970 is old."),
+	response("plugin-name", "the plugin's name is a domain name", "The name is part of paths, labels and object names in Kubernetes."),
+	response("topology-key", "topology keys are legal, and differ by more than case", "kubelet refuses to register a node with an illegal label."),
+	response("topology-value", "topology values are legal", "kubelet refuses to register a node with an illegal label."),
+	response("capability", "nothing is told that needs a capability which is not reported", "A CO ignores what it does not expect: a volume in one zone is taken for one that is everywhere."),
+	response("group-snapshot", "the snapshots of a group agree with it", "A group that is ready with members that are not is restored too early."),
+	response("duplicate", "no entry is there twice", "The CO counts and compares."),
+	response("camel-case", "reasons are CamelCase", "They are matched by programs."),
+	response("metadata-type", "a stream keeps its block_metadata_type", "The reader has chosen how to read from the first message."),
+	response("metadata-capacity", "a stream keeps its volume_capacity_bytes", "The reader has made the target by the first message."),
+	response("metadata-order", "blocks of a stream ascend and do not overlap", "A reader that resumes at the end of the last block would miss what came late."),
+	response("metadata-start", "a stream begins behind starting_offset", "A backup that resumes copies again what it has, or misses what it has not."),
+	response("metadata-length", "blocks of FIXED_LENGTH have one length", "The reader computes offsets from it."),
+	response("metadata-count", "a message has no more than max_results blocks", "The reader has made room for so many."),
+	history("constant", "contexts, IDs and capabilities stay as they were",
+		"A volume_context, a publish_context, the ID for a name, the capabilities of a version: a CO keeps the first answer and goes by it."),
+	history("topology-prefix", "all topology keys have one prefix", "The prefix is how a CO knows whose key it is."),
+}
+
+func response(rule, title, why string) Rule {
+	return Rule{
+		ID: "response." + rule, Level: Must, Spec: "csi.proto", Title: title, Why: why,
+		judge: eachCall(func(c *Case, call *Call) {
+			for _, v := range call.Invalid {
+				if v.Rule == rule {
+					c.breach(call, title, v.Field+" "+v.Text)
+				}
+			}
+		}),
+	}
+}
+
+// history judges answers by those before. The calls are taken in the order in which
+// they ended; one that overlapped with another of the same volume is left out.
+func history(rule, title, why string) Rule {
+	return Rule{
+		ID: "response." + rule, Level: Must, Spec: "Volume", Title: title, Why: why,
+		judge: func(c *Case, calls []*Call) {
+			calls = slices.Clone(calls)
+			slices.SortStableFunc(calls, func(a, b *Call) int { return cmp.Compare(a.End().UnixNano(), b.End().UnixNano()) })
+			var h csispec.History
+			for i, call := range calls {
+				if call.Code() != codes.OK || call.Response == nil || overlaps(calls, i) {
+					continue
+				}
+				for _, v := range violations(h.Observe(call.Request, call.Response)) {
+					if v.Rule == rule && len(c.failures) < maxBreaches {
+						c.breach(call, title, v.Field+" "+v.Text)
+					}
+				}
+			}
+		},
+	}
+}
+
+// overlaps looks at the neighbours: what is under way at once ends close together.
+func overlaps(calls []*Call, i int) bool {
+	for j := max(0, i-16); j < min(len(calls), i+16); j++ {
+		a, b := calls[i], calls[j]
+		if i != j && a.Volume == b.Volume && a.Volume != "" && a.Begin.Before(b.End()) && b.Begin.Before(a.End()) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,75 @@
+package csitest
+
+import (
+	"context"
+	"os/exec"
+	"time"
+)
+
+// A Target is the driver to check.
+type Target struct {
+	// Endpoint is where the driver serves: unix:///path/csi.sock, or any target of
+	// grpc. With ControllerEndpoint it is that of the node plugin.
+	Endpoint string
+	// ControllerEndpoint is where the controller plugin serves, if that is another
+	// process.
+	ControllerEndpoint string
+	// Start makes the command that runs the driver. It is called for every start,
+	// and its output is read; the process is killed with -9 by some rules and
+	// started again. Nil if the driver runs already.
+	Start func() *exec.Cmd
+	// Restart kills a driver that runs already with -9 and starts it again. It need
+	// not wait until the driver is ready.
+	Restart func(context.Context) error
+	// Log is the file to which a driver that runs already writes its log.
+	Log string
+	// SecondNode is the ID of another node that exists for the driver.
+	SecondNode string
+}
+
+// A Config says how to check. The zero value runs every rule that can run.
+type Config struct {
+	// Rules selects rules by id ("node.publish.readonly-enforced"), by area
+	// ("node.") or by glob. Empty: all.
+	Rules []string
+	// Prefix begins every name that is given to the driver. Default: csicheck- and
+	// something random.
+	Prefix string
+	// Dir is where the directories of kubelet are made: staging and target paths
+	// are below it. The driver must see it under the same path. Default: a new
+	// temporary directory.
+	Dir string
+	// Parameters are those of a StorageClass, for CreateVolume.
+	Parameters map[string]string
+	// MutableParameters are some that the driver accepts in ControllerModifyVolume.
+	MutableParameters map[string]string
+	// Secrets go into every request that has a field for them.
+	Secrets map[string]string
+	// FSType is that of the volumes with a file system. Default: the driver's.
+	FSType string
+	// Size is that of the volumes, in bytes. Default: 1 GiB.
+	Size int64
+	// Kernel tells that mounts of the driver are visible to this process, which
+	// may read and write them.
+	Kernel bool
+	// ForeignVolumes lets the run go on although the driver has volumes already.
+	ForeignVolumes bool
+	// DryRun only asks the driver what it can do; the report tells which rules
+	// would run.
+	DryRun bool
+	// Command is what begins the commands in the report. Default: csicheck with
+	// the endpoint.
+	Command string
+	// Progress is called, from one goroutine at a time, when a rule begins and
+	// when it has ended.
+	Progress func(Progress)
+}
+
+// A Progress says how far a run is.
+type Progress struct {
+	Done, Total int
+	Rule        Rule
+	Result      *Result // nil when the rule begins
+	Calls       int     // made so far
+	Elapsed     time.Duration
+}

@@ -1,0 +1,197 @@
+package refdriver
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// NodeGetCapabilities implements csi.NodeServer.
+func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for n := range csi.NodeServiceCapability_RPC_Type_name {
+		if n != 0 {
+			resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_Type(n)}},
+			})
+		}
+	}
+	slices.SortFunc(resp.Capabilities, func(a, b *csi.NodeServiceCapability) int {
+		return cmp.Compare(a.GetRpc().GetType(), b.GetRpc().GetType())
+	})
+	return resp, nil
+}
+
+// NodeGetInfo implements csi.NodeServer.
+func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: NodeID, AccessibleTopology: topology()}, nil
+}
+
+// NodeStageVolume implements csi.NodeServer.
+func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	v := d.volumes[req.GetVolumeId()]
+	if v == nil {
+		return nil, notFound("volume", req.GetVolumeId())
+	}
+	if err := v.fits(req.GetVolumeCapability(), codes.FailedPrecondition); err != nil {
+		return nil, err
+	}
+	if v.attached[NodeID] == nil {
+		return nil, status.Error(codes.FailedPrecondition, "volume is not published to this node")
+	}
+	path := req.GetStagingTargetPath()
+	if before := v.staged[path]; before != nil {
+		if !proto.Equal(before.GetVolumeCapability(), req.GetVolumeCapability()) {
+			return nil, status.Error(codes.AlreadyExists, "volume is staged there in another way")
+		}
+		return &csi.NodeStageVolumeResponse{}, nil
+	}
+	if d.Dir != "" {
+		if err := bind(d.data(v.GetVolumeId()), path, false); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	v.staged[path] = req
+	return &csi.NodeStageVolumeResponse{}, nil
+}
+
+// NodeUnstageVolume implements csi.NodeServer.
+func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	v, path := d.volumes[req.GetVolumeId()], req.GetStagingTargetPath()
+	if v == nil || v.staged[path] == nil {
+		return &csi.NodeUnstageVolumeResponse{}, nil
+	}
+	if len(v.published) > 0 {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume is published at %v", sorted(v.published))
+	}
+	if d.Dir != "" {
+		if err := unbind(path); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	delete(v.staged, path)
+	return &csi.NodeUnstageVolumeResponse{}, nil
+}
+
+// NodePublishVolume implements csi.NodeServer.
+func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	v := d.volumes[req.GetVolumeId()]
+	if v == nil {
+		return nil, notFound("volume", req.GetVolumeId())
+	}
+	if err := v.fits(req.GetVolumeCapability(), codes.FailedPrecondition); err != nil {
+		return nil, err
+	}
+	if v.staged[req.GetStagingTargetPath()] == nil {
+		return nil, status.Error(codes.FailedPrecondition, "volume is not staged there")
+	}
+	target := req.GetTargetPath()
+	if before := v.published[target]; before != nil {
+		if before.GetReadonly() != req.GetReadonly() || !proto.Equal(before.GetVolumeCapability(), req.GetVolumeCapability()) {
+			return nil, status.Error(codes.AlreadyExists, "volume is published there in another way")
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
+	}
+	if len(v.published) > 0 && req.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
+		return nil, status.Errorf(codes.FailedPrecondition, "volume is published at %v", sorted(v.published))
+	}
+	var err error
+	if v.isBlock() {
+		err = os.WriteFile(target, nil, 0o600)
+	} else if err = os.Mkdir(target, 0o750); err == nil && d.Dir != "" {
+		err = bind(req.GetStagingTargetPath(), target, req.GetReadonly())
+	}
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	v.published[target] = req
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// NodeUnpublishVolume implements csi.NodeServer.
+func (d *Driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	v, target := d.volumes[req.GetVolumeId()], req.GetTargetPath()
+	if v == nil || v.published[target] == nil {
+		return &csi.NodeUnpublishVolumeResponse{}, nil
+	}
+	if d.Dir != "" {
+		if err := unbind(target); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+	}
+	if err := os.Remove(target); err != nil && !os.IsNotExist(err) {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	delete(v.published, target)
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// at returns the volume if it is at that path.
+func (d *Driver) at(id, path string) (*volume, error) {
+	v := d.volumes[id]
+	if v == nil || v.published[path] == nil && v.staged[path] == nil {
+		return nil, notFound("volume at that path:", id)
+	}
+	return v, nil
+}
+
+// NodeGetVolumeStats implements csi.NodeServer.
+func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	v, err := d.at(req.GetVolumeId(), req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: v.GetCapacityBytes(), Available: v.GetCapacityBytes()},
+	}}, nil
+}
+
+// NodeExpandVolume implements csi.NodeServer.
+func (d *Driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	v, err := d.at(req.GetVolumeId(), req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetCapacityRange().GetRequiredBytes() > v.GetCapacityBytes() {
+		return nil, status.Error(codes.OutOfRange, "ControllerExpandVolume comes first")
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.GetCapacityBytes()}, nil
+}
+
+// NodeGetVolumeHealth implements csi.NodeServer.
+func (d *Driver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
+	if d.volumes[req.GetVolumeId()] == nil {
+		return nil, notFound("volume", req.GetVolumeId())
+	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: &csi.VolumeHealth{VolumeId: req.GetVolumeId()}}, nil
+}
+
+// NodeGetStorageHealth implements csi.NodeServer.
+func (d *Driver) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	return &csi.NodeGetStorageHealthResponse{}, nil
+}
+
+// data is where the files of a volume lie.
+func (d *Driver) data(id string) string { return filepath.Join(d.Dir, id) }
+
+func (d *Driver) makeData(id string) error {
+	if d.Dir == "" {
+		return nil
+	}
+	return os.Mkdir(d.data(id), 0o750)
+}
+
+// removeData removes what this driver made below its own directory.
+func (d *Driver) removeData(id string) error {
+	if d.Dir == "" {
+		return nil
+	}
+	return os.RemoveAll(d.data(id))
+}

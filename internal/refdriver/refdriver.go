@@ -1,0 +1,288 @@
+// Package refdriver is a small CSI driver that keeps every rule and has every
+// capability, on no storage at all. Tests of checkers break it, one rule at a
+// time, by interceptors.
+package refdriver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// NodeID and SecondNode are the nodes that there are.
+const (
+	NodeID     = "node-1"
+	SecondNode = "node-2"
+	zoneKey    = "ref.csikit.dev/zone"
+)
+
+// A Driver is one process of the driver. Its State outlives it.
+type Driver struct {
+	// Validate judges requests; csispec.Validate is meant.
+	Validate func(proto.Message) error
+	// Dir is where file system volumes lie that are mounted for real. Empty: none
+	// is, targets are plain directories and files.
+	Dir string
+	// Log is told of every error. Nil: nobody.
+	Log func(string)
+
+	*State
+
+	csi.UnimplementedIdentityServer
+	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
+	csi.UnimplementedSnapshotMetadataServer
+	csi.UnimplementedNodeServer
+}
+
+// State is what the driver knows, as if on a disk.
+type State struct {
+	mu        sync.Mutex
+	lastID    int
+	volumes   map[string]*volume
+	snapshots map[string]*snapshot
+	groups    map[string]*group
+}
+
+// NewState is that of a driver that was never used.
+func NewState() *State {
+	return &State{volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}, groups: map[string]*group{}}
+}
+
+type volume struct {
+	*csi.Volume
+	made      *csi.CreateVolumeRequest
+	mutable   map[string]string
+	attached  map[string]*csi.ControllerPublishVolumeRequest
+	staged    map[string]*csi.NodeStageVolumeRequest
+	published map[string]*csi.NodePublishVolumeRequest
+}
+
+type snapshot struct {
+	*csi.Snapshot
+	name string
+}
+
+type group struct {
+	*csi.VolumeGroupSnapshot
+	name string
+	made *csi.CreateVolumeGroupSnapshotRequest
+}
+
+// Serve serves on lis until ctx ends. The interceptors are called in their order,
+// around the validation.
+func (d *Driver) Serve(ctx context.Context, lis net.Listener, unary []grpc.UnaryServerInterceptor, streams []grpc.StreamServerInterceptor) error {
+	s := grpc.NewServer(grpc.ChainUnaryInterceptor(append(slices.Clone(unary), d.validated)...), grpc.ChainStreamInterceptor(streams...))
+	csi.RegisterIdentityServer(s, d)
+	csi.RegisterControllerServer(s, d)
+	csi.RegisterGroupControllerServer(s, d)
+	csi.RegisterSnapshotMetadataServer(s, d)
+	csi.RegisterNodeServer(s, d)
+	defer context.AfterFunc(ctx, s.Stop)()
+	if err := s.Serve(lis); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// validated refuses bad requests, and handles one at a time.
+func (d *Driver) validated(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if err := d.Validate(req.(proto.Message)); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	resp, err := handler(ctx, req)
+	if err != nil && d.Log != nil {
+		d.Log(fmt.Sprintf("%s: %v\n", info.FullMethod, err))
+	}
+	return resp, err
+}
+
+func (s *State) newID(kind string) string {
+	s.lastID++
+	return fmt.Sprintf("%s-%d", kind, s.lastID)
+}
+
+func notFound(kind, id string) error { return status.Errorf(codes.NotFound, "no %s %q", kind, id) }
+
+// sorted gives the values in the order of their IDs, to be paged through.
+func sorted[T any](m map[string]T) (ids []string) { return slices.Sorted(maps.Keys(m)) }
+
+// page cuts a list of IDs; the token is the last one of the page before.
+func page(ids []string, token string, most int32) (some []string, next string, err error) {
+	if token != "" {
+		var at int
+		if n, _ := fmt.Sscanf(token, "after-%d", &at); n != 1 {
+			return nil, "", status.Errorf(codes.Aborted, "starting_token %q is not of this list", token)
+		}
+		ids = ids[min(at, len(ids)):]
+		if most > 0 && len(ids) > int(most) {
+			return ids[:most], fmt.Sprintf("after-%d", at+int(most)), nil
+		}
+		return ids, "", nil
+	}
+	if most > 0 && len(ids) > int(most) {
+		return ids[:most], fmt.Sprintf("after-%d", most), nil
+	}
+	return ids, "", nil
+}
+
+// GetPluginInfo implements csi.IdentityServer.
+func (d *Driver) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: "ref.csikit.dev", VendorVersion: "1"}, nil
+}
+
+// GetPluginCapabilities implements csi.IdentityServer.
+func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	resp := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_VolumeExpansion_{
+		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE},
+	}}}}
+	for _, t := range []csi.PluginCapability_Service_Type{
+		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
+		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
+			Service: &csi.PluginCapability_Service{Type: t},
+		}})
+	}
+	return resp, nil
+}
+
+// Probe implements csi.IdentityServer.
+func (d *Driver) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{}, nil
+}
+
+// CreateVolumeGroupSnapshot implements csi.GroupControllerServer.
+func (d *Driver) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	for _, g := range d.groups {
+		if g.name == req.GetName() {
+			if !slices.Equal(slices.Sorted(slices.Values(g.made.SourceVolumeIds)), slices.Sorted(slices.Values(req.SourceVolumeIds))) ||
+				!maps.Equal(g.made.Parameters, req.Parameters) {
+				return nil, status.Errorf(codes.AlreadyExists, "group %q has other volumes or parameters", g.name)
+			}
+			return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.VolumeGroupSnapshot}, nil
+		}
+	}
+	for _, id := range req.GetSourceVolumeIds() {
+		if d.volumes[id] == nil {
+			return nil, notFound("volume", id)
+		}
+	}
+	g := &group{name: req.GetName(), made: req, VolumeGroupSnapshot: &csi.VolumeGroupSnapshot{
+		GroupSnapshotId: d.newID("group"), CreationTime: timestamppb.Now(), ReadyToUse: true,
+	}}
+	for _, id := range req.GetSourceVolumeIds() {
+		s := d.cut(fmt.Sprintf("%s of %s", req.GetName(), id), d.volumes[id])
+		s.GroupSnapshotId = g.GetGroupSnapshotId()
+		g.Snapshots = append(g.Snapshots, s.Snapshot)
+	}
+	d.groups[g.GetGroupSnapshotId()] = g
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.VolumeGroupSnapshot}, nil
+}
+
+func (g *group) mismatch(ids []string) error {
+	var members []string
+	for _, s := range g.GetSnapshots() {
+		members = append(members, s.GetSnapshotId())
+	}
+	if !slices.Equal(slices.Sorted(slices.Values(ids)), slices.Sorted(slices.Values(members))) {
+		return status.Errorf(codes.InvalidArgument, "snapshot_ids are not those of group %q", g.GetGroupSnapshotId())
+	}
+	return nil
+}
+
+// DeleteVolumeGroupSnapshot implements csi.GroupControllerServer.
+func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	if g := d.groups[req.GetGroupSnapshotId()]; g != nil {
+		if err := g.mismatch(req.GetSnapshotIds()); err != nil {
+			return nil, err
+		}
+		for _, s := range g.GetSnapshots() {
+			delete(d.snapshots, s.GetSnapshotId())
+		}
+		delete(d.groups, req.GetGroupSnapshotId())
+	}
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
+
+// GetVolumeGroupSnapshot implements csi.GroupControllerServer.
+func (d *Driver) GetVolumeGroupSnapshot(_ context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	g := d.groups[req.GetGroupSnapshotId()]
+	if g == nil {
+		return nil, notFound("group", req.GetGroupSnapshotId())
+	}
+	if err := g.mismatch(req.GetSnapshotIds()); err != nil {
+		return nil, err
+	}
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: g.VolumeGroupSnapshot}, nil
+}
+
+// GroupControllerGetCapabilities implements csi.GroupControllerServer.
+func (d *Driver) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
+		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
+			Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
+		}},
+	}}}, nil
+}
+
+// GetMetadataAllocated implements csi.SnapshotMetadataServer: everything is.
+func (d *Driver) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, out csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
+	size, from, err := d.metadata(req.GetStartingOffset(), req.GetSnapshotId())
+	for at := from; err == nil && at < size; at += blockSize {
+		err = out.Send(&csi.GetMetadataAllocatedResponse{
+			BlockMetadataType: csi.BlockMetadataType_FIXED_LENGTH, VolumeCapacityBytes: size,
+			BlockMetadata: []*csi.BlockMetadata{{ByteOffset: at, SizeBytes: blockSize}},
+		})
+	}
+	return err
+}
+
+// GetMetadataDelta implements csi.SnapshotMetadataServer: everything has changed.
+func (d *Driver) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, out csi.SnapshotMetadata_GetMetadataDeltaServer) error {
+	size, from, err := d.metadata(req.GetStartingOffset(), req.GetTargetSnapshotId(), req.GetBaseSnapshotId())
+	for at := from; err == nil && at < size; at += blockSize {
+		err = out.Send(&csi.GetMetadataDeltaResponse{
+			BlockMetadataType: csi.BlockMetadataType_FIXED_LENGTH, VolumeCapacityBytes: size,
+			BlockMetadata: []*csi.BlockMetadata{{ByteOffset: at, SizeBytes: blockSize}},
+		})
+	}
+	return err
+}
+
+const blockSize = 256 << 20
+
+func (d *Driver) metadata(offset int64, ids ...string) (size, from int64, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		if id == "" {
+			return 0, 0, status.Error(codes.InvalidArgument, "a snapshot ID is required")
+		}
+		s := d.snapshots[id]
+		if s == nil {
+			return 0, 0, notFound("snapshot", id)
+		}
+		size = cmp.Or(size, s.GetSizeBytes())
+	}
+	if offset < 0 || offset > size {
+		return 0, 0, status.Errorf(codes.OutOfRange, "starting_offset %d is not in the volume of %d bytes", offset, size)
+	}
+	return size, offset / blockSize * blockSize, nil
+}
