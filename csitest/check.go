@@ -20,10 +20,9 @@ import (
 )
 
 const (
-	readyTimeout   = 30 * time.Second // of the driver, after a start; the sidecars' patience
-	callTimeout    = 2 * time.Minute  // kubelet's
-	cleanupTimeout = time.Minute      // after one rule
-	graceTimeout   = 5 * time.Second  // for a rule whose time is over to notice
+	readyTimeout = 30 * time.Second // of the driver, after a start; the sidecars' patience
+	callTimeout  = 2 * time.Minute  // kubelet's
+	graceTimeout = 5 * time.Second  // for a rule whose time is over to notice
 )
 
 // A run is one Check.
@@ -132,6 +131,7 @@ func (r *run) configure() ([]Rule, error) {
 	if len(r.cfg.Prefix) > 64 {
 		return nil, fmt.Errorf("csitest: the prefix %q has more than 64 bytes", r.cfg.Prefix)
 	}
+	r.cfg.CleanupTimeout = cmp.Or(r.cfg.CleanupTimeout, time.Minute)
 	r.cfg.Size = cmp.Or(r.cfg.Size, 1<<30)
 	r.cfg.Command = cmp.Or(r.cfg.Command, "csicheck -endpoint "+r.target.Endpoint)
 	dir := r.cfg.Dir
@@ -254,7 +254,7 @@ func (r *run) newCase(ctx context.Context, rule Rule) *Case {
 
 // clean undoes what the case left, with time of its own.
 func (r *run) clean(ctx context.Context, c *Case) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.CleanupTimeout)
 	defer cancel()
 	r.report.NotCleaned = append(r.report.NotCleaned, c.cleanup(ctx)...)
 }

@@ -1,8 +1,630 @@
 package csitest
 
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
 // elsewhere has the rules whose defect needs what the reference driver is not.
 var elsewhere = map[string]string{
 	"node.publish.block-device": "a real block device: examples/blockdriver",
 }
 
-var defects = []defect{}
+var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
+	validateDefects, expandDefects, snapshotDefects, metadataDefects, groupDefects, nodeDefects, kernelDefects, restartDefects,
+	secretDefects, statusDefects, responseDefects)
+
+var errMissing = status.Error(codes.NotFound, "not there")
+
+var identityDefects = []defect{
+	{
+		breaks: "identity.probe.ready", does: "Probe says that it is not ready, once it is asked often",
+		unary: func() grpc.UnaryServerInterceptor {
+			var n atomic.Int32
+			return after(func(r *csi.ProbeResponse) { r.Ready = wrapperspb.Bool(n.Add(1) != 3) })
+		}(),
+	},
+	{
+		breaks: "identity.capabilities.consistent", does: "LIST_VOLUME_HEALTH without GET_VOLUME_HEALTH",
+		unary: after(func(r *csi.ControllerGetCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.ControllerServiceCapability) bool {
+				return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH
+			})
+		}),
+	},
+	{
+		breaks: "identity.info.same-everywhere", does: "the controller has another name",
+		controller: after(func(r *csi.GetPluginInfoResponse) { r.Name = "ctl.csikit.dev" }),
+	},
+	{
+		breaks: "capability.implemented", does: "NodeGetStorageHealth is promised and not there",
+		unary: instead(func(*csi.NodeGetStorageHealthRequest) (proto.Message, error) {
+			return nil, status.Error(codes.Unimplemented, "not there")
+		}),
+	},
+	{
+		breaks: "capability.unimplemented", does: "ControllerGetVolume is there without the capability",
+		unary: after(func(r *csi.ControllerGetCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.ControllerServiceCapability) bool {
+				return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_GET_VOLUME
+			})
+		}),
+	},
+}
+
+// A request without its first string or list is NOT_FOUND.
+var requiredDefects = func() (all []defect) {
+	for _, r := range requiredRules {
+		method := r.Spec
+		all = append(all, defect{
+			breaks: r.ID, does: "a missing field is NOT_FOUND",
+			unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				if path.Base(info.FullMethod) == method && status.Code(err) == codes.InvalidArgument && lacksString(req.(proto.Message)) {
+					return nil, errMissing
+				}
+				return resp, err
+			},
+		})
+	}
+	return all
+}()
+
+// lacksString tells whether an ID or a name is empty.
+func lacksString(m proto.Message) bool {
+	r := m.ProtoReflect()
+	for _, name := range []protoreflect.Name{"name", "volume_id", "snapshot_id", "source_volume_id"} {
+		if f := r.Descriptor().Fields().ByName(name); f != nil {
+			return r.Get(f).String() == ""
+		}
+	}
+	return false
+}
+
+var createDefects = []defect{
+	{
+		breaks: "controller.create.idempotent", does: "another capacity the second time",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			seen := map[string]bool{}
+			return volumeChanged(func(v *csi.Volume) {
+				mu.Lock()
+				defer mu.Unlock()
+				if v.CapacityBytes == 64<<20 && seen[v.VolumeId] {
+					v.CapacityBytes += 1
+				}
+				seen[v.VolumeId] = true
+			})
+		}(),
+		also: map[string]string{"controller.expand.bad-range": "it asks for the capacity again"},
+	},
+	{
+		breaks: "controller.create.parallel", does: "ALREADY_EXISTS while the name is being made",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			busy := map[string]bool{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				r, ok := req.(*csi.CreateVolumeRequest)
+				if !ok {
+					return handler(ctx, req)
+				}
+				mu.Lock()
+				other := busy[r.GetName()]
+				busy[r.GetName()] = true
+				mu.Unlock()
+				if other {
+					return nil, status.Error(codes.AlreadyExists, "in the making")
+				}
+				defer func() {
+					mu.Lock()
+					defer mu.Unlock()
+					delete(busy, r.GetName())
+				}()
+				time.Sleep(5 * time.Millisecond) // slow, so that the others come meanwhile
+				return handler(ctx, req)
+			}
+		}(),
+		also: map[string]string{"controller.create.after-cancel": "the cancelled call is still under way"},
+	},
+	{
+		breaks: "controller.create.after-cancel", does: "a name whose request was cancelled stays taken",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			stuck := map[string]bool{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				r, ok := req.(*csi.CreateVolumeRequest)
+				if !ok {
+					return handler(ctx, req)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				select {
+				case <-ctx.Done():
+					stuck[r.GetName()] = true
+				case <-time.After(20 * time.Millisecond): // slow, so that there is something to cancel
+				}
+				if stuck[r.GetName()] {
+					return nil, status.Error(codes.Internal, "it is half made")
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
+	{
+		breaks: "controller.create.taken-capacity", does: "a taken name is OK whatever the size",
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetRequiredBytes() == 2*64<<20+1 {
+				r.CapacityRange.RequiredBytes = 64 << 20
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.taken-access-type", does: "a taken name is OK whatever the access type",
+		unary: before(func() func(*csi.CreateVolumeRequest) {
+			var mu sync.Mutex
+			first := map[string]*csi.VolumeCapability{}
+			return func(r *csi.CreateVolumeRequest) {
+				mu.Lock()
+				defer mu.Unlock()
+				if len(r.GetVolumeCapabilities()) == 0 {
+					return
+				}
+				if was := first[r.GetName()]; was != nil {
+					r.VolumeCapabilities[0].AccessType = was.AccessType
+				} else {
+					first[r.GetName()] = proto.CloneOf(r.VolumeCapabilities[0])
+				}
+			}
+		}()),
+	},
+	{
+		breaks: "controller.create.capacity-in-range", does: "limit_bytes is not looked at",
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if l := r.GetCapacityRange().GetLimitBytes(); l > r.GetCapacityRange().GetRequiredBytes() && l > 0 {
+				r.CapacityRange = &csi.CapacityRange{RequiredBytes: l + 1}
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "required above limit is taken",
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if c := r.GetCapacityRange(); c.GetLimitBytes() > 0 && c.GetLimitBytes() < c.GetRequiredBytes() {
+				c.LimitBytes = 0
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.name-too-long", does: "a long name is cut off",
+		unary: before(func(r *csi.CreateVolumeRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
+	},
+	{
+		breaks: "controller.create.name-any-unicode", does: "names differ by case in vain",
+		unary: before(func(r *csi.CreateVolumeRequest) { r.Name = strings.ToLower(r.Name) }),
+	},
+	{
+		breaks: "controller.create.name-control-characters", does: "control characters are removed",
+		unary: before(func(r *csi.CreateVolumeRequest) { r.Name = strings.ReplaceAll(r.Name, "\x07", "") }),
+	},
+	{
+		breaks: "controller.create.bad-capability", does: "an access mode that is not known is taken",
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			for _, c := range r.VolumeCapabilities {
+				if c.GetAccessMode().GetMode() == 999 {
+					c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+				}
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.snapshot-missing", does: "an empty volume for a snapshot that is not there",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && status.Code(err) == codes.NotFound && r.GetVolumeContentSource().GetSnapshot() != nil {
+				r.VolumeContentSource = nil
+				return handler(ctx, r)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "controller.create.clone-missing", does: "an empty volume for a volume that is not there",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && status.Code(err) == codes.NotFound && r.GetVolumeContentSource().GetVolume() != nil {
+				r.VolumeContentSource = nil
+				return handler(ctx, r)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "controller.create.source-reported", does: "no content_source",
+		unary: volumeChanged(func(v *csi.Volume) { v.ContentSource = nil }),
+	},
+}
+
+var deleteDefects = []defect{
+	{
+		breaks: "controller.delete.idempotent", does: "NOT_FOUND for a volume that never was",
+		unary: instead(func(r *csi.DeleteVolumeRequest) (proto.Message, error) {
+			if strings.HasPrefix(r.GetVolumeId(), "csicheck-") {
+				return nil, errMissing
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "controller.delete.attached", does: "ABORTED, not FAILED_PRECONDITION",
+		unary: fails(func(_ *csi.DeleteVolumeRequest, err error) error {
+			if status.Code(err) == codes.FailedPrecondition {
+				return status.Error(codes.ResourceExhausted, "it is in use")
+			}
+			return err
+		}),
+	},
+}
+
+var listDefects = []defect{
+	{
+		breaks: "controller.list.complete", does: "the last volume is missing in long lists",
+		unary: after(func(r *csi.ListVolumesResponse) {
+			if len(r.Entries) == 1 && r.NextToken == "" {
+				r.Entries = nil
+			}
+		}),
+		also: map[string]string{
+			"controller.list.pages":           "the last page has one",
+			"controller.list.published-nodes": "it looks for the one volume",
+		},
+	},
+	{
+		breaks: "controller.list.capacity-agrees", does: "another capacity than CreateVolume told",
+		unary: after(func(r *csi.ListVolumesResponse) {
+			for _, e := range r.Entries {
+				e.Volume.CapacityBytes++
+			}
+		}),
+	},
+	{
+		breaks: "controller.list.pages", does: "max_entries is not looked at",
+		unary: before(func(r *csi.ListVolumesRequest) { r.MaxEntries = min(r.MaxEntries, 0) }),
+	},
+	{
+		breaks: "controller.list.bad-token", does: "an unknown token is the beginning",
+		unary: before(func(r *csi.ListVolumesRequest) {
+			if strings.HasPrefix(r.StartingToken, "no-token") {
+				r.StartingToken = ""
+			}
+		}),
+	},
+	{
+		breaks: "controller.list.negative-max", does: "a negative max_entries is no limit",
+		unary: before(func(r *csi.ListVolumesRequest) { r.MaxEntries = max(r.MaxEntries, 0) }),
+	},
+	{
+		breaks: "controller.list.published-nodes", does: "no node is ever listed",
+		unary: after(func(r *csi.ListVolumesResponse) {
+			for _, e := range r.Entries {
+				e.Status = &csi.ListVolumesResponse_VolumeStatus{}
+			}
+		}),
+	},
+}
+
+var attachDefects = []defect{
+	{
+		breaks: "controller.publish.idempotent", does: "ALREADY_EXISTS at the second time",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			done := map[string]bool{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.ControllerUnpublishVolumeRequest:
+					delete(done, r.GetVolumeId())
+				case *csi.ControllerPublishVolumeRequest:
+					if err == nil && done[r.GetVolumeId()] {
+						return nil, status.Error(codes.AlreadyExists, "it is published")
+					}
+					done[r.GetVolumeId()] = err == nil
+				}
+				return resp, err
+			}
+		}(),
+		also: map[string]string{
+			"controller.delete.attached": "it publishes again to see that the volume is there",
+			"restart.attachments-kept":   "it publishes again after the restart",
+		},
+	},
+	{
+		breaks: "controller.publish.volume-missing", does: "FAILED_PRECONDITION for a volume that is not there",
+		unary: fails(func(r *csi.ControllerPublishVolumeRequest, err error) error {
+			if status.Code(err) == codes.NotFound && !strings.HasPrefix(r.GetNodeId(), "csicheck-") {
+				return status.Error(codes.FailedPrecondition, "not there")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.publish.node-missing", does: "INTERNAL for a node that is not there",
+		unary: fails(func(r *csi.ControllerPublishVolumeRequest, err error) error {
+			if status.Code(err) == codes.NotFound && strings.HasPrefix(r.GetNodeId(), "csicheck-") {
+				return status.Error(codes.Internal, "not there")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.publish.readonly-changed", does: "readonly is not compared, before a restart",
+		unary: fails(func(r *csi.ControllerPublishVolumeRequest, err error) error {
+			if status.Code(err) == codes.AlreadyExists {
+				return status.Error(codes.FailedPrecondition, "another readonly")
+			}
+			return err
+		}),
+		also: map[string]string{"restart.attachments-kept": "it asks with another readonly as well"},
+	},
+	{
+		breaks: "controller.publish.second-node", does: "a second node is ABORTED",
+		unary: fails(func(_ *csi.ControllerPublishVolumeRequest, err error) error {
+			if status.Code(err) == codes.FailedPrecondition {
+				return status.Error(codes.ResourceExhausted, "it is elsewhere")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.unpublish.idempotent", does: "NOT_FOUND for what is not published",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			done := map[string]bool{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch r := req.(type) {
+				case *csi.ControllerPublishVolumeRequest:
+					done[r.GetVolumeId()] = false
+				case *csi.ControllerUnpublishVolumeRequest:
+					if done[r.GetVolumeId()] {
+						return nil, errMissing
+					}
+					done[r.GetVolumeId()] = true
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
+	{
+		breaks: "controller.unpublish.every-node", does: "no node_id does nothing",
+		unary: instead(func(r *csi.ControllerUnpublishVolumeRequest) (proto.Message, error) {
+			if r.GetNodeId() == "" && r.GetVolumeId() != "" {
+				return &csi.ControllerUnpublishVolumeResponse{}, nil
+			}
+			return nil, nil
+		}),
+		leaves: true, // a driver that lies about it cannot be cleaned up after
+	},
+	{
+		breaks: "controller.unpublish.volume-missing", does: "NOT_FOUND for a volume that is not there",
+		unary: func() grpc.UnaryServerInterceptor {
+			var gone sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				switch r := req.(type) {
+				case *csi.DeleteVolumeRequest:
+					gone.Store(r.GetVolumeId(), true)
+				case *csi.ControllerUnpublishVolumeRequest:
+					if _, is := gone.Load(r.GetVolumeId()); is && r.GetVolumeId() != "" {
+						return nil, errMissing
+					}
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
+}
+
+var validateDefects = []defect{
+	{
+		breaks: "controller.validate.confirms", does: "confirms another access mode",
+		unary: after(func(r *csi.ValidateVolumeCapabilitiesResponse) {
+			for _, c := range r.GetConfirmed().GetVolumeCapabilities() {
+				c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+			}
+		}),
+	},
+	{
+		breaks: "controller.validate.unsupported", does: "confirms everything of a volume that is there",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.ValidateVolumeCapabilitiesRequest); ok && err == nil && len(r.VolumeCapabilities) > 1 {
+				return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+					VolumeCapabilities: r.VolumeCapabilities,
+				}}, nil
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "controller.validate.volume-missing", does: "OK without confirmed for a volume that is not there",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if _, ok := req.(*csi.ValidateVolumeCapabilitiesRequest); ok && status.Code(err) == codes.NotFound {
+				return &csi.ValidateVolumeCapabilitiesResponse{}, nil
+			}
+			return resp, err
+		},
+	},
+}
+
+var expandDefects = []defect{
+	{
+		breaks: "controller.expand.grows", does: "the second time is ALREADY_EXISTS",
+		unary: func() grpc.UnaryServerInterceptor {
+			var done sync.Map
+			return instead(func(r *csi.ControllerExpandVolumeRequest) (proto.Message, error) {
+				if _, again := done.LoadOrStore(r.GetVolumeId()+r.GetCapacityRange().String(), true); again && r.GetVolumeId() != "" {
+					return nil, status.Error(codes.FailedPrecondition, "done")
+				}
+				return nil, nil
+			})
+		}(),
+	},
+	{
+		breaks: "controller.expand.never-shrinks", does: "a volume shrinks",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := resp.(*csi.ControllerExpandVolumeResponse); ok && err == nil {
+				r.CapacityBytes = req.(*csi.ControllerExpandVolumeRequest).GetCapacityRange().GetRequiredBytes()
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "controller.expand.volume-missing", does: "INVALID_ARGUMENT for a volume that is not there",
+		unary: fails(func(_ *csi.ControllerExpandVolumeRequest, err error) error {
+			if status.Code(err) == codes.NotFound {
+				return status.Error(codes.InvalidArgument, "not there")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.expand.bad-range", does: "required above limit is taken",
+		unary: before(func(r *csi.ControllerExpandVolumeRequest) {
+			if c := r.GetCapacityRange(); c.GetLimitBytes() > 0 && c.GetLimitBytes() < c.GetRequiredBytes() {
+				c.LimitBytes = 0
+			}
+		}),
+	},
+}
+
+var snapshotDefects = []defect{
+	{
+		breaks: "controller.snapshot.idempotent", does: "creation_time is the time of the answer",
+		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.CreationTime = timestamppb.Now() }),
+	},
+	{
+		breaks: "controller.snapshot.names-source", does: "another source",
+		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SourceVolumeId = "other" }),
+	},
+	{
+		breaks: "controller.snapshot.name-taken", does: "INTERNAL for a taken name",
+		unary: fails(func(_ *csi.CreateSnapshotRequest, err error) error {
+			if status.Code(err) == codes.AlreadyExists {
+				return status.Error(codes.Internal, "taken")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there",
+		unary: fails(func(_ *csi.CreateSnapshotRequest, err error) error {
+			if status.Code(err) == codes.NotFound {
+				return status.Error(codes.Internal, "not there")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.snapshot.delete-idempotent", does: "NOT_FOUND for a snapshot that never was",
+		unary: instead(func(r *csi.DeleteSnapshotRequest) (proto.Message, error) {
+			if strings.HasPrefix(r.GetSnapshotId(), "csicheck-") {
+				return nil, errMissing
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "controller.snapshot.survives-volume", does: "snapshots vanish with their volume",
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			of := map[string]string{}
+			gone := map[string]bool{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch r := req.(type) {
+				case *csi.DeleteVolumeRequest:
+					gone[r.GetVolumeId()] = true
+				case *csi.CreateVolumeRequest:
+					if s := r.GetVolumeContentSource().GetSnapshot(); s != nil && gone[of[s.GetSnapshotId()]] {
+						return nil, errMissing
+					}
+				}
+				resp, err := handler(ctx, req)
+				if r, ok := resp.(*csi.CreateSnapshotResponse); ok && err == nil {
+					of[r.GetSnapshot().GetSnapshotId()] = r.GetSnapshot().GetSourceVolumeId()
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
+		breaks: "controller.snapshot.list", does: "source_volume_id is not looked at",
+		unary: before(func(r *csi.ListSnapshotsRequest) { r.SourceVolumeId = "" }),
+	},
+	{
+		breaks: "controller.snapshot.list-bad-token", does: "an unknown token is the beginning",
+		unary: before(func(r *csi.ListSnapshotsRequest) { r.StartingToken = "" }),
+	},
+	{
+		breaks: "controller.snapshot.get", does: "INTERNAL for a snapshot that is not there",
+		unary: fails(func(_ *csi.GetSnapshotRequest, err error) error {
+			if status.Code(err) == codes.NotFound {
+				return status.Error(codes.Internal, "not there")
+			}
+			return err
+		}),
+	},
+}
+
+var metadataDefects = []defect{{
+	breaks: "snapshot.metadata.allocated", does: "a stream from beyond the volume is empty",
+	stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if err := handler(srv, ss); status.Code(err) != codes.OutOfRange {
+			return err
+		}
+		return nil
+	},
+}}
+
+var groupDefects = []defect{
+	{
+		breaks: "group.create.members", does: "GetVolumeGroupSnapshot has one member",
+		unary: after(func(r *csi.GetVolumeGroupSnapshotResponse) { r.GroupSnapshot.Snapshots = r.GroupSnapshot.Snapshots[:1] }),
+	},
+	{
+		breaks: "group.delete.idempotent", does: "NOT_FOUND for a group that is not there",
+		unary: instead(func(r *csi.DeleteVolumeGroupSnapshotRequest) (proto.Message, error) {
+			if strings.HasPrefix(r.GetGroupSnapshotId(), "csicheck-") {
+				return nil, errMissing
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "group.get.missing", does: "INTERNAL for a group that is not there",
+		unary: fails(func(_ *csi.GetVolumeGroupSnapshotRequest, err error) error {
+			if status.Code(err) == codes.NotFound {
+				return status.Error(codes.Internal, "not there")
+			}
+			return err
+		}),
+	},
+}

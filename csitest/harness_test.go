@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csispec"
@@ -24,8 +25,9 @@ type defect struct {
 	stream grpc.StreamServerInterceptor
 	// controller is around calls of a second endpoint, which there is only then.
 	controller grpc.UnaryServerInterceptor
-	forgets    bool // a restart loses the state
-	kernel     bool // the rule looks at mounts: the driver makes some
+	forgets    func(*refdriver.State) // what a restart loses
+	leaves     bool                   // it cannot be cleaned up after
+	kernel     bool                   // the rule looks at mounts: the driver makes some
 	log        func(method string, req proto.Message) string
 }
 
@@ -39,7 +41,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	log := filepath.Join(dir, "log")
 	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, Log: log}
-	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel}
+	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel, CleanupTimeout: 5 * time.Second}
 
 	state := refdriver.NewState()
 	note := func(text string) {
@@ -89,8 +91,8 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	t.Cleanup(func() { stop() })
 	target.Restart = func(context.Context) error {
 		stop()
-		if d.forgets {
-			state = refdriver.NewState()
+		if d.forgets != nil {
+			d.forgets(state)
 		}
 		stop = start("csi.sock", d.unary)
 		return nil

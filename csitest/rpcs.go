@@ -1,7 +1,9 @@
 package csitest
 
 import (
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -68,10 +70,36 @@ func (r rpc) served(c *Case) bool {
 	return c.run.has.Node != nil
 }
 
-// request is the empty one, which a driver answers with INVALID_ARGUMENT at the
-// least.
+// request is the empty one, which no driver can take for work to do.
 func (r rpc) request() proto.Message  { return newMessage(r.method + "Request") }
 func (r rpc) response() proto.Message { return newMessage(r.method + "Response") }
+
+// filled sets the fields of a request that may be required, so that nothing is wrong
+// with it but that what it names does not exist.
+func (c *Case) filled(m proto.Message) proto.Message {
+	r := m.ProtoReflect()
+	for i := range r.Descriptor().Fields().Len() {
+		f := r.Descriptor().Fields().Get(i)
+		switch name := string(f.Name()); {
+		case name == "volume_capability":
+			r.Set(f, protoreflect.ValueOfMessage(c.capability().ProtoReflect()))
+		case name == "volume_capabilities":
+			r.Mutable(f).List().Append(protoreflect.ValueOfMessage(c.capability().ProtoReflect()))
+		case name == "capacity_range":
+			r.Set(f, protoreflect.ValueOfMessage((&csi.CapacityRange{RequiredBytes: c.run.cfg.Size}).ProtoReflect()))
+		case name == "mutable_parameters" && strings.HasPrefix(string(r.Descriptor().Name()), "ControllerModify"):
+			r.Mutable(f).Map().Set(protoreflect.ValueOfString("key").MapKey(), protoreflect.ValueOfString("value"))
+		case f.IsList() && f.Kind() == protoreflect.StringKind:
+			r.Mutable(f).List().Append(protoreflect.ValueOfString(c.name()))
+		case f.IsMap() || f.IsList() || f.Kind() != protoreflect.StringKind || name == "starting_token":
+		case strings.HasSuffix(name, "_path"):
+			r.Set(f, protoreflect.ValueOfString(filepath.Join(c.run.dir, c.name())))
+		default:
+			r.Set(f, protoreflect.ValueOfString(c.name()))
+		}
+	}
+	return m
+}
 
 func newMessage(name string) proto.Message {
 	t, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("csi.v1." + name))

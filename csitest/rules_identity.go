@@ -84,7 +84,7 @@ var identityRules = []Rule{
 		check: func(c *Case) {
 			for _, r := range rpcs {
 				if r.served(c) && !r.promised(c) {
-					if a := c.invoke(r.path(), r.request(), r.response()); !a.is(codes.Unimplemented) {
+					if a := c.invoke(r.path(), c.filled(r.request()), r.response()); !a.is(codes.Unimplemented) {
 						c.breach(a.Call, "UNIMPLEMENTED: the driver does not report "+r.because, a.responseText())
 					}
 				}

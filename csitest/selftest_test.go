@@ -86,7 +86,7 @@ func checkDefect(t *testing.T, d defect) {
 			}
 		}
 	}
-	if len(d.also) == 0 {
+	if !d.leaves {
 		for _, left := range report.NotCleaned {
 			t.Errorf("not cleaned: %s", left)
 		}

@@ -57,6 +57,9 @@ type Config struct {
 	// DryRun only asks the driver what it can do; the report tells which rules
 	// would run.
 	DryRun bool
+	// CleanupTimeout is how long cleaning up after one rule is tried. Default: a
+	// minute.
+	CleanupTimeout time.Duration
 	// Command is what begins the commands in the report. Default: csicheck with
 	// the endpoint.
 	Command string

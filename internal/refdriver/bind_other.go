@@ -4,5 +4,8 @@ package refdriver
 
 import "errors"
 
-func bind(string, string, bool) error { return errors.ErrUnsupported }
-func unbind(string) error             { return errors.ErrUnsupported }
+// Bind mounts from at to.
+func Bind(string, string, bool) error { return errors.ErrUnsupported }
+
+// Unbind undoes one Bind.
+func Unbind(string) error { return errors.ErrUnsupported }

@@ -54,7 +54,7 @@ func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 		return &csi.NodeStageVolumeResponse{}, nil
 	}
 	if d.Dir != "" {
-		if err := bind(d.data(v.GetVolumeId()), path, false); err != nil {
+		if err := Bind(d.data(v.GetVolumeId()), path, false); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
@@ -72,7 +72,7 @@ func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolume
 		return nil, status.Errorf(codes.FailedPrecondition, "volume is published at %v", sorted(v.published))
 	}
 	if d.Dir != "" {
-		if err := unbind(path); err != nil {
+		if err := Unbind(path); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}
@@ -106,7 +106,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	if v.isBlock() {
 		err = os.WriteFile(target, nil, 0o600)
 	} else if err = os.Mkdir(target, 0o750); err == nil && d.Dir != "" {
-		err = bind(req.GetStagingTargetPath(), target, req.GetReadonly())
+		err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly())
 	}
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
@@ -122,7 +122,7 @@ func (d *Driver) NodeUnpublishVolume(_ context.Context, req *csi.NodeUnpublishVo
 		return &csi.NodeUnpublishVolumeResponse{}, nil
 	}
 	if d.Dir != "" {
-		if err := unbind(target); err != nil {
+		if err := Unbind(target); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
 	}

@@ -60,6 +60,24 @@ func NewState() *State {
 	return &State{volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}, groups: map[string]*group{}}
 }
 
+// ForgetAttachments, like the others of its kind, makes a restart lose something.
+func (s *State) ForgetAttachments() {
+	for _, v := range s.volumes {
+		clear(v.attached)
+	}
+}
+
+// ForgetNode loses what is staged and published.
+func (s *State) ForgetNode() {
+	for _, v := range s.volumes {
+		clear(v.staged)
+		clear(v.published)
+	}
+}
+
+// ForgetSnapshots loses the snapshots.
+func (s *State) ForgetSnapshots() { clear(s.snapshots) }
+
 type volume struct {
 	*csi.Volume
 	made      *csi.CreateVolumeRequest

@@ -1,0 +1,196 @@
+// Command csicheck finds what is wrong with a CSI driver that runs, in whatever
+// language it is written. csicheck -h says how.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/csikit/csikit/csitest"
+)
+
+const usage = `csicheck finds what is wrong with a CSI driver, by calling it as Kubernetes does.
+
+Usage:
+  csicheck -endpoint unix:///run/csi/csi.sock            check a driver that runs
+  csicheck -endpoint … -start './driver -endpoint …'     run the driver too; it is killed and started again
+  csicheck -list                                         print the rules
+  csicheck explain RULE                                  what a rule wants, and why
+  csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
+
+Volumes are made, written and deleted: use storage that nobody needs. All that is
+made has a name that begins with -prefix, and is removed in the end, also after Ctrl-C.
+Rules that look at mounts run as root on the driver's node.
+
+Exit status: 0 if no rule of level MUST failed, 1 if one did or something was left
+behind, 2 if the driver could not be checked.
+
+Flags:
+`
+
+func main() {
+	// The first signal cleans up and reports, the second one kills.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	ok, err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "csicheck:", strings.TrimPrefix(err.Error(), "csitest: "))
+		os.Exit(2)
+	case !ok:
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	target                               csitest.Target
+	cfg                                  csitest.Config
+	start, restart, rules, json, junit   string
+	secrets, parameters, mutable, kernel string
+	list                                 bool
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
+	var o options
+	fs := flag.NewFlagSet("csicheck", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // errors are printed once, by main
+	o.define(fs)
+	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, usage)
+		fs.SetOutput(stdout)
+		fs.PrintDefaults()
+		return true, err
+	} else if err != nil {
+		return false, fmt.Errorf("%w; see csicheck -h", err)
+	}
+	rest := fs.Args()
+	switch {
+	case len(rest) > 0 && rest[0] == "explain":
+		return true, explain(stdout, rest[1:])
+	case o.list:
+		list(stdout, o.rules)
+		return true, nil
+	}
+	if err := o.finish(fs); err != nil {
+		return false, err
+	}
+	switch {
+	case len(rest) == 0:
+		return o.check(ctx, stdout, stderr)
+	case rest[0] == "call":
+		return call(ctx, o.target, o.cfg.Secrets, rest[1:], stdout)
+	}
+	return false, fmt.Errorf("unknown command %q; see csicheck -h", rest[0])
+}
+
+func (o *options) define(fs *flag.FlagSet) {
+	t, c := &o.target, &o.cfg
+	fs.StringVar(&t.Endpoint, "endpoint", "", "`address` of the driver, or of its node plugin: unix:///run/csi/csi.sock (required)")
+	fs.StringVar(&t.ControllerEndpoint, "controller-endpoint", "", "`address` of the controller plugin, if that is another process")
+	fs.StringVar(&o.start, "start", "", "`command` that runs the driver; its output is its log, and it is killed with -9 and started again")
+	fs.StringVar(&o.restart, "restart", "", "`command` that kills the driver that runs with -9 and starts it again")
+	fs.StringVar(&t.Log, "log", "", "`file` to which the driver that runs writes its log")
+	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
+	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob (default: all)")
+	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
+	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
+	fs.BoolVar(&o.list, "list", false, "print the rules")
+	fs.BoolVar(&c.DryRun, "dry-run", false, "only ask the driver what it can do, and tell which rules would run")
+	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check although the driver has volumes already")
+	fs.StringVar(&c.Prefix, "prefix", "", "`text` that names of volumes and snapshots begin with (default: csicheck- and something random)")
+	fs.StringVar(&c.Dir, "dir", "", "`directory` for staging and target paths, which the driver sees under the same path (default: a temporary one)")
+	fs.Int64Var(&c.Size, "size", 1<<30, "`bytes` of a volume")
+	fs.StringVar(&c.FSType, "fs-type", "", "`name` of the file system of volumes (default: the driver's)")
+	fs.StringVar(&o.parameters, "parameters", "", "`key=value,…` for CreateVolume, as in a StorageClass")
+	fs.StringVar(&o.mutable, "mutable-parameters", "", "`key=value,…` that ControllerModifyVolume takes, as in a VolumeAttributesClass")
+	fs.StringVar(&o.secrets, "secrets", "", "`file` of JSON with the secrets for every RPC: {\"key\": \"value\"}")
+	fs.StringVar(&o.kernel, "kernel", "auto", "look at mounts: `yes`, no, or auto, which is yes for root and a unix socket on Linux")
+}
+
+// finish turns the flags into a target and a config.
+func (o *options) finish(fs *flag.FlagSet) (err error) {
+	if o.target.Endpoint == "" {
+		return errors.New("-endpoint is required, for instance -endpoint unix:///run/csi/csi.sock; see csicheck -h")
+	}
+	if o.start != "" && o.restart != "" {
+		return errors.New("-start runs the driver, -restart is for one that runs already: use one of them")
+	}
+	if o.start != "" {
+		o.target.Start = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", "exec "+o.start) }
+	}
+	if o.restart != "" {
+		o.target.Restart = func(ctx context.Context) error {
+			out, err := exec.CommandContext(ctx, "/bin/sh", "-c", o.restart).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("-restart: %w: %s", err, out)
+			}
+			return nil
+		}
+	}
+	if o.rules != "" {
+		o.cfg.Rules = strings.Split(o.rules, ",")
+	}
+	switch o.kernel {
+	case "yes":
+		o.cfg.Kernel = true
+	case "auto":
+		o.cfg.Kernel = runtime.GOOS == "linux" && os.Geteuid() == 0 && strings.HasPrefix(o.target.Endpoint, "unix:")
+	case "no":
+	default:
+		return fmt.Errorf("-kernel %q: want yes, no or auto", o.kernel)
+	}
+	if o.cfg.Parameters, err = pairs("parameters", o.parameters); err != nil {
+		return err
+	}
+	if o.cfg.MutableParameters, err = pairs("mutable-parameters", o.mutable); err != nil {
+		return err
+	}
+	if o.secrets != "" {
+		if o.cfg.Secrets, err = readSecrets(o.secrets); err != nil {
+			return err
+		}
+	}
+	o.cfg.Command = "csicheck"
+	fs.Visit(func(f *flag.Flag) {
+		switch f.Name {
+		case "rules", "json", "junit", "prefix", "dry-run":
+		default:
+			o.cfg.Command += " -" + f.Name + " " + quote(f.Value.String())
+		}
+	})
+	return nil
+}
+
+func pairs(name, text string) (map[string]string, error) {
+	if text == "" {
+		return nil, nil
+	}
+	m := map[string]string{}
+	for p := range strings.SplitSeq(text, ",") {
+		k, v, found := strings.Cut(p, "=")
+		if !found {
+			return nil, fmt.Errorf("-%s: %q is not key=value", name, p)
+		}
+		m[k] = v
+	}
+	return m, nil
+}
+
+// quote makes one word of s for a shell.
+func quote(s string) string {
+	if s != "" && !strings.ContainsAny(s, " \t\n'\"\\$`*?[]{}()<>|&;#~!") {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/csikit/csikit/csitest"
+)
+
+// list prints the rules, as a table.
+func list(w io.Writer, patterns string) {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, r := range csitest.Rules() {
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", r.ID, r.Level, r.Title)
+	}
+	tw.Flush()
+}
+
+// explain prints all that is known of a rule.
+func explain(w io.Writer, args []string) error {
+	if len(args) != 1 {
+		return errors.New("explain wants the id of one rule; csicheck -list prints them")
+	}
+	for _, r := range csitest.Rules() {
+		if r.ID != args[0] {
+			continue
+		}
+		fmt.Fprintf(w, "%s (%s, %s)\n\n%s.\n\n%s\n", r.ID, r.Level, r.Spec, upper(r.Title), wrap(r.Why, 78))
+		if len(r.Needs) > 0 {
+			fmt.Fprintln(w, "\nIt needs")
+		}
+		for _, n := range r.Needs {
+			fmt.Fprintf(w, "  %s", n.Text)
+			if n.Flag != "" {
+				fmt.Fprintf(w, " (%s)", n.Flag)
+			}
+			fmt.Fprintln(w)
+		}
+		return nil
+	}
+	return fmt.Errorf("there is no rule %q; csicheck -list prints them", args[0])
+}
+
+func upper(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+func wrap(s string, width int) string {
+	var b strings.Builder
+	column := 0
+	for _, word := range strings.Fields(s) {
+		switch {
+		case column == 0:
+		case column+1+len(word) > width:
+			b.WriteByte('\n')
+			column = 0
+		default:
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}

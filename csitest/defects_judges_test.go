@@ -1,0 +1,211 @@
+package csitest
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+var secretDefects = []defect{
+	{
+		breaks: "secrets.not-logged", does: "requests are logged as they are",
+		log: func(method string, req proto.Message) string {
+			return method + " " + req.(interface{ String() string }).String() + "\n"
+		},
+	},
+	{
+		breaks: "secrets.not-in-errors", does: "errors quote the request",
+		unary: fails(func(r *csi.CreateVolumeRequest, err error) error {
+			return status.Error(status.Code(err), "bad request: "+r.String())
+		}),
+	},
+}
+
+// statusChanged changes every error of NodeExpandVolume.
+func statusChanged(change func(*status.Status) *status.Status) grpc.UnaryServerInterceptor {
+	return fails(func(_ *csi.NodeExpandVolumeRequest, err error) error { return change(status.Convert(err)).Err() })
+}
+
+var statusDefects = []defect{
+	{
+		breaks: "status.message", does: "no message",
+		unary: statusChanged(func(s *status.Status) *status.Status { return status.New(s.Code(), "") }),
+	},
+	{
+		breaks: "status.details", does: "the request in the details",
+		unary: statusChanged(func(s *status.Status) *status.Status {
+			p := s.Proto()
+			detail, _ := anypb.New(timestamppb.Now())
+			p.Details = append(p.Details, detail)
+			return status.FromProto(p)
+		}),
+	},
+	{
+		breaks: "status.not-unknown", does: "UNKNOWN in cleaning up",
+		unary: func() grpc.UnaryServerInterceptor {
+			var n atomic.Int32
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if _, ok := req.(*csi.NodeGetStorageHealthRequest); ok && n.Add(1) == 1 {
+					return nil, status.Error(codes.Unknown, "some error")
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
+}
+
+var long = strings.Repeat("x", 200)
+
+var responseDefects = []defect{
+	{
+		breaks: "response.required", does: "no vendor_version",
+		unary: after(func(r *csi.GetPluginInfoResponse) { r.VendorVersion = "" }),
+	},
+	{
+		breaks: "response.size", does: "a long vendor_version",
+		unary: after(func(r *csi.GetPluginInfoResponse) { r.VendorVersion = long }),
+	},
+	{
+		breaks: "response.enum", does: "a unit that CSI does not have",
+		unary: after(func(r *csi.NodeGetVolumeStatsResponse) {
+			r.Usage = append(r.Usage, &csi.VolumeUsage{Unit: 99, Total: 1})
+		}),
+	},
+	{
+		breaks: "response.non-negative", does: "a negative number of inodes",
+		unary: after(func(r *csi.NodeGetVolumeStatsResponse) {
+			r.Usage = append(r.Usage, &csi.VolumeUsage{Unit: csi.VolumeUsage_INODES, Total: 1, Used: -1})
+		}),
+	},
+	{
+		breaks: "response.oneof", does: "a content_source of nothing",
+		unary: after(func(r *csi.ListVolumesResponse) {
+			for _, e := range r.Entries {
+				e.Volume.ContentSource = &csi.VolumeContentSource{}
+			}
+		}),
+	},
+	{
+		breaks: "response.capability", does: "a snapshot's topology without the capability",
+		unary: after(func(r *csi.CreateSnapshotResponse) {
+			r.Snapshot.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{"ref.csikit.dev/zone": "a"}}}
+		}),
+	},
+	{
+		breaks: "response.duplicate", does: "a problem told twice",
+		unary: after(func(r *csi.NodeGetStorageHealthResponse) {
+			r.BackendHealth = []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{
+				{Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "Slow"}, {Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "Slow"},
+			}
+		}),
+	},
+	{
+		breaks: "response.camel-case", does: "a reason in plain words",
+		unary: after(func(r *csi.NodeGetStorageHealthResponse) {
+			r.BackendHealth = []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{{Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "too slow"}}
+		}),
+	},
+	{breaks: "response.positive", does: "blocks of no bytes", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
+		r.BlockMetadata = append(r.BlockMetadata, &csi.BlockMetadata{ByteOffset: r.VolumeCapacityBytes})
+		r.BlockMetadataType = csi.BlockMetadataType_VARIABLE_LENGTH
+	}), also: map[string]string{"response.metadata-order": "a block that lies at the end comes early"}},
+	{breaks: "response.metadata-type", does: "another type in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+		if n == 1 {
+			r.BlockMetadataType = csi.BlockMetadataType_VARIABLE_LENGTH
+		}
+	})},
+	{breaks: "response.metadata-capacity", does: "another size in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+		r.VolumeCapacityBytes += int64(n)
+	})},
+	{breaks: "response.metadata-order", does: "the same block again", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
+		r.BlockMetadata = append(r.BlockMetadata, r.BlockMetadata[0])
+	})},
+	{breaks: "response.metadata-start", does: "it always begins at the beginning", stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return handler(srv, &fromStart{ss})
+	}},
+	{breaks: "response.metadata-length", does: "a shorter second block", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+		r.BlockMetadata[0].SizeBytes -= int64(n)
+	})},
+	{breaks: "response.metadata-count", does: "two blocks where one is asked for", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
+		b := r.BlockMetadata[0]
+		half := b.SizeBytes / 2
+		r.BlockMetadata = []*csi.BlockMetadata{{ByteOffset: b.ByteOffset, SizeBytes: half}, {ByteOffset: b.ByteOffset + half, SizeBytes: half}}
+	})},
+	{
+		breaks: "response.timestamp", does: "no time",
+		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.CreationTime = &timestamppb.Timestamp{Nanos: -1} }),
+	},
+	{
+		breaks: "response.plugin-name", does: "a name with an underscore",
+		unary: after(func(r *csi.GetPluginInfoResponse) { r.Name = "a..b_c" }),
+	},
+	{
+		breaks: "response.topology-key", does: "a key with a space",
+		unary: after(func(r *csi.NodeGetInfoResponse) {
+			r.AccessibleTopology.Segments = map[string]string{"ref.csikit.dev/a zone": "a"}
+		}),
+	},
+	{
+		breaks: "response.topology-value", does: "a value with a space",
+		unary: after(func(r *csi.NodeGetInfoResponse) {
+			r.AccessibleTopology.Segments = map[string]string{"ref.csikit.dev/zone": "a b"}
+		}),
+	},
+	{
+		breaks: "response.group-snapshot", does: "members of another group",
+		unary: after(func(r *csi.GetVolumeGroupSnapshotResponse) { r.GroupSnapshot.Snapshots[0].GroupSnapshotId = "other" }),
+	},
+	{
+		breaks: "response.constant", does: "another volume_context every time",
+		unary: func() grpc.UnaryServerInterceptor {
+			var n atomic.Int32
+			return volumeChanged(func(v *csi.Volume) { v.VolumeContext["n"] = strings.Repeat("x", int(n.Add(1)%2)) })
+		}(),
+	},
+	{
+		breaks: "response.topology-prefix", does: "the node has another prefix",
+		unary: after(func(r *csi.NodeGetInfoResponse) {
+			r.AccessibleTopology.Segments = map[string]string{"other.csikit.dev/zone": "a"}
+		}),
+	},
+}
+
+// allocated changes the n-th message of the stream.
+func allocated(change func(n int, r *csi.GetMetadataAllocatedResponse)) grpc.StreamServerInterceptor {
+	return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return handler(srv, &changed{ServerStream: ss, change: change})
+	}
+}
+
+type changed struct {
+	grpc.ServerStream
+	n      int
+	change func(int, *csi.GetMetadataAllocatedResponse)
+}
+
+func (c *changed) SendMsg(m any) error {
+	if r, ok := m.(*csi.GetMetadataAllocatedResponse); ok {
+		c.change(c.n, r)
+		c.n++
+	}
+	return c.ServerStream.SendMsg(m)
+}
+
+// fromStart takes starting_offset out of the request.
+type fromStart struct{ grpc.ServerStream }
+
+func (s *fromStart) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if r, ok := m.(*csi.GetMetadataAllocatedRequest); ok && r.StartingOffset < 1<<40 {
+		r.StartingOffset = min(r.StartingOffset, 0)
+	}
+	return err
+}

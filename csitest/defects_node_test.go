@@ -1,0 +1,276 @@
+package csitest
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/internal/refdriver"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// recode answers errors of one code with another one.
+func recode[T any, M message[T]](from, to codes.Code) grpc.UnaryServerInterceptor {
+	return fails(func(_ M, err error) error {
+		if status.Code(err) == from {
+			return status.Error(to, status.Convert(err).Message())
+		}
+		return err
+	})
+}
+
+// secondFails answers a request that was answered with OK before with an error, until
+// forget says that it was undone.
+func secondFails[T any, M message[T]](key func(M) string, undo func(any) string) grpc.UnaryServerInterceptor {
+	var mu sync.Mutex
+	done := map[string]bool{}
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		delete(done, undo(req))
+		m, ok := req.(M)
+		if ok && done[key(m)] {
+			return nil, status.Error(codes.Internal, "once is enough")
+		}
+		resp, err := handler(ctx, req)
+		if ok && err == nil {
+			done[key(m)] = true
+		}
+		return resp, err
+	}
+}
+
+const repeatsToo = "it repeats the call"
+
+var nodeDefects = []defect{
+	{
+		breaks: "node.stage.idempotent", does: "the second stage fails",
+		unary: secondFails(func(r *csi.NodeStageVolumeRequest) string { return r.GetVolumeId() }, func(req any) string {
+			r, _ := req.(*csi.NodeUnstageVolumeRequest)
+			return r.GetVolumeId()
+		}),
+		also: map[string]string{"restart.node-goes-on": repeatsToo},
+	},
+	{
+		breaks: "node.stage.volume-missing", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.NodeStageVolumeRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "node.unstage.idempotent", does: "the second unstage fails",
+		unary: secondFails(func(r *csi.NodeUnstageVolumeRequest) string { return r.GetVolumeId() }, func(req any) string {
+			r, _ := req.(*csi.NodeStageVolumeRequest)
+			return r.GetVolumeId()
+		}),
+	},
+	{
+		breaks: "node.publish.idempotent", does: "the second publish fails",
+		unary: secondFails(func(r *csi.NodePublishVolumeRequest) string {
+			if r.GetReadonly() {
+				return ""
+			}
+			return r.GetVolumeId() + r.GetTargetPath()
+		}, func(req any) string {
+			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
+			return r.GetVolumeId() + r.GetTargetPath()
+		}),
+		also: map[string]string{"restart.node-goes-on": repeatsToo},
+	},
+	{
+		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.NodePublishVolumeRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "node.publish.staging-path-missing", does: "INVALID_ARGUMENT without staging_target_path",
+		unary: fails(func(r *csi.NodePublishVolumeRequest, err error) error {
+			if r.GetStagingTargetPath() == "" {
+				return status.Error(codes.InvalidArgument, "staging_target_path is required")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "node.publish.makes-target", does: "the target is a file",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+				os.Remove(r.GetTargetPath())
+				os.WriteFile(r.GetTargetPath(), nil, 0o600)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "node.publish.readonly-changed", does: "readonly is not compared",
+		unary: recode[csi.NodePublishVolumeRequest](codes.AlreadyExists, codes.Internal),
+	},
+	{
+		breaks: "node.publish.second-target", does: "a second target is published",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if m := r.GetVolumeCapability().GetAccessMode(); m != nil {
+				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+			}
+		}),
+	},
+	{
+		breaks: "node.publish.many-targets", does: "no second target for many writers",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if m := r.GetVolumeCapability().GetAccessMode(); m != nil {
+				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+			}
+		}),
+	},
+	{
+		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",
+		unary: func() grpc.UnaryServerInterceptor {
+			var published sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					published.Store(r.GetTargetPath(), true)
+				case *csi.NodeUnpublishVolumeRequest:
+					if _, was := published.Load(r.GetTargetPath()); !was && r.GetTargetPath() != "" && r.GetVolumeId() != "" {
+						return nil, errMissing
+					}
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
+	{
+		breaks: "node.unpublish.removes-target", does: "the target stays",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && err == nil && os.Mkdir(r.GetTargetPath(), 0o700) == nil {
+				target := r.GetTargetPath()
+				defer os.Chmod(target, 0o750)
+			}
+			return resp, err
+		},
+		also: map[string]string{},
+	},
+	{
+		breaks: "node.stats.usage", does: "more available than there is",
+		unary: after(func(r *csi.NodeGetVolumeStatsResponse) { r.Usage[0].Available = 2 * r.Usage[0].Total }),
+	},
+	{
+		breaks: "node.stats.missing", does: "INTERNAL for a path where nothing is",
+		unary: recode[csi.NodeGetVolumeStatsRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "node.expand.volume-missing", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.NodeExpandVolumeRequest](codes.NotFound, codes.Internal),
+	},
+}
+
+// afterPublish does something at the target once it is published.
+func afterPublish(do func(*csi.NodePublishVolumeRequest)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+			do(r)
+		}
+		return resp, err
+	}
+}
+
+var kernelDefects = []defect{
+	{
+		breaks: "node.publish.mounts", does: "a plain directory", kernel: true,
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok { // the reference wants something to unmount
+				os.Remove(filepath.Join(r.GetTargetPath(), "data"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "written"))
+				refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)
+			}
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+				refdriver.Unbind(r.GetTargetPath())
+			}
+			return resp, err
+		},
+		also: map[string]string{
+			"node.publish.readonly-enforced": "a plain directory can be written",
+			"node.publish.keeps-data":        "the data is in the directory",
+			"node.publish.same-data":         "the data is in the directory",
+		},
+	},
+	{
+		breaks: "node.publish.repeat-mounts-once", does: "every call mounts", kernel: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			times := map[string]int{}
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok {
+					for ; times[r.GetTargetPath()] > 1; times[r.GetTargetPath()]-- {
+						refdriver.Unbind(r.GetTargetPath())
+					}
+					delete(times, r.GetTargetPath())
+				}
+				resp, err := handler(ctx, req)
+				if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+					if times[r.GetTargetPath()]++; times[r.GetTargetPath()] > 1 {
+						refdriver.Bind(r.GetStagingTargetPath(), r.GetTargetPath(), false)
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
+		breaks: "node.publish.same-data", does: "an empty directory at the second target", kernel: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var first sync.Map
+			return afterPublish(func(r *csi.NodePublishVolumeRequest) {
+				if target, other := first.LoadOrStore(r.GetVolumeId(), r.GetTargetPath()); other && target != r.GetTargetPath() {
+					refdriver.Unbind(r.GetTargetPath())
+					refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)
+				}
+			})
+		}(),
+		also: map[string]string{"node.publish.keeps-data": "its second target is another one"},
+	},
+	{
+		breaks: "node.publish.readonly-enforced", does: "readonly is recorded alone", kernel: true,
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if r.GetTargetPath() != "" && r.GetReadonly() {
+				if _, err := os.Stat(r.GetTargetPath()); err != nil { // not yet published
+					r.Readonly = false
+				}
+			}
+		}),
+	},
+	{
+		breaks: "node.publish.keeps-data", does: "the volume is emptied when it is staged", kernel: true,
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodeStageVolumeRequest); ok && err == nil {
+				os.Remove(filepath.Join(r.GetStagingTargetPath(), "data"))
+			}
+			return resp, err
+		},
+	},
+}
+
+var restartDefects = []defect{
+	{
+		breaks: "restart.volumes-kept", does: "it forgets everything", forgets: func(s *refdriver.State) { *s = *refdriver.NewState() },
+		also: map[string]string{
+			"restart.attachments-kept": "it forgets everything",
+			"restart.node-goes-on":     "it forgets everything",
+			"restart.snapshots-kept":   "it forgets everything",
+			"response.constant":        "another ID for the name",
+		},
+	},
+	{
+		breaks: "restart.attachments-kept", does: "it forgets where volumes are", forgets: (*refdriver.State).ForgetAttachments,
+		also: map[string]string{"restart.node-goes-on": "the reference does not stage what is not attached"},
+	},
+	{breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode, leaves: true},
+	{breaks: "restart.snapshots-kept", does: "it forgets the snapshots", forgets: (*refdriver.State).ForgetSnapshots},
+}
