@@ -20,10 +20,15 @@ test: ## every test that this machine can run; as root that is all of them
 	@hack/tools.sh test
 	$(GO) test $(RACE) -timeout 20m ./...
 	@$(MAKE) --no-print-directory test-kubelet
+	@$(MAKE) --no-print-directory test-deploy
 
 .PHONY: test-kubelet
 test-kubelet: ## registration against kubelet's own code, with a table of times (the first build takes minutes)
 	cd test/kubelet && bash -o pipefail -c "$(GO) test $(RACE) -timeout 10m -v -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS' -e '^[EIW][0-9]'"
+
+.PHONY: test-deploy
+test-deploy: ## the examples' manifests: rendered, decoded, linted, and the drivers started with their arguments
+	cd test/deploy && bash -o pipefail -c "$(GO) test -count=1 -timeout 5m -v . | grep -v -e '^ *=== ' -e 'PASS: TestRules/'"
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)

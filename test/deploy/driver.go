@@ -1,0 +1,282 @@
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// A driver is an example and what is known about it.
+type driver struct {
+	name string // of its directory in examples, and the beginning of its images' names
+	// optional are components that no overlay has, with the overlay to try them on.
+	optional map[string]string
+	// coming is what the manifests count on and the driver does not do yet: names of
+	// capabilities, or twoControllers. What it has learnt has to go from here.
+	coming []string
+
+	binary  string
+	flags   map[string]bool
+	csiName string
+	caps    map[string]bool // by the spec's names, of all its services
+}
+
+// twoControllers: two controllers serve one pool at the same time.
+const twoControllers = "two controllers on one pool"
+
+func (d *driver) can(capability string) bool {
+	return d.caps[capability] || slices.Contains(d.coming, capability)
+}
+
+// build makes the program, and asks it for its flags.
+func (d *driver) build(ctx context.Context, dir string) error {
+	d.binary = filepath.Join(dir, d.name)
+	build := exec.CommandContext(ctx, "go", "build", "-o", d.binary, "./examples/"+d.name)
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %s", err, out)
+	}
+	help, err := exec.CommandContext(ctx, d.binary, "-h").Output()
+	if err != nil {
+		return fmt.Errorf("%s -h: %w", d.name, err)
+	}
+	d.flags = map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^  -([a-z-]+)`).FindAllSubmatch(help, -1) {
+		d.flags[string(m[1])] = true
+	}
+	if len(d.flags) == 0 {
+		return fmt.Errorf("%s -h lists no flags", d.name)
+	}
+	return nil
+}
+
+// A host stands for the machines of a cluster: its directories are in dir, and the
+// containers that run on it see them where their mounts say.
+type host struct {
+	dir       string // short: sockets are made in it
+	paths     []string
+	processes []*process
+}
+
+type process struct {
+	cmd  *exec.Cmd
+	log  bytes.Buffer
+	done chan struct{}
+	conn *grpc.ClientConn
+}
+
+// start runs the driver's container of each workload, as often as it has replicas, with
+// the arguments it has there, and returns when all of them answer.
+func (h *host) start(ctx context.Context, d *driver, c *cluster) error {
+	for _, w := range c.workloads {
+		replicas := 1
+		if w.replicas > 1 && !slices.Contains(d.coming, twoControllers) {
+			replicas = 2
+		}
+		for i := range replicas {
+			if err := h.run(ctx, d, w, i); err != nil {
+				return fmt.Errorf("%s: %w", w.of(w.driver), err)
+			}
+		}
+	}
+	return nil
+}
+
+func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) error {
+	type pair struct{ from, to string }
+	var pairs []pair
+	for _, m := range w.driver.VolumeMounts {
+		v := w.volume(m.Name)
+		if v.HostPath == nil {
+			pairs = append(pairs, pair{m.MountPath, h.path(fmt.Sprint(w.name, replica, m.Name))})
+			continue
+		}
+		pairs = append(pairs, pair{m.MountPath, h.path(v.HostPath.Path)}, pair{v.HostPath.Path, h.path(v.HostPath.Path)})
+	}
+	slices.SortFunc(pairs, func(a, b pair) int { return len(b.from) - len(a.from) })
+	var old []string
+	for _, p := range pairs {
+		if err := os.MkdirAll(p.to, 0o700); err != nil {
+			return err
+		}
+		old = append(old, p.from+"/", p.to+"/", p.from+",", p.to+",")
+	}
+	replacer := strings.NewReplacer(old...)
+	var args []string
+	for _, a := range w.driver.Args {
+		a = strings.TrimSuffix(replacer.Replace(a+"/"), "/")
+		a = strings.ReplaceAll(a, "$(NODE_NAME)", "node-1")
+		if strings.HasPrefix(a, "-http=") {
+			a = "-http=127.0.0.1:0"
+		}
+		args = append(args, a)
+	}
+	endpoint := strings.TrimSuffix(replacer.Replace(w.endpoint()+"/"), "/")
+
+	p := &process{cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = 30 * time.Second
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	h.processes = append(h.processes, p)
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	var err error
+	if p.conn, err = grpc.NewClient("unix://"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return err
+	}
+	answer, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	go func() { // one that has ended never answers
+		select {
+		case <-p.done:
+			cancel()
+		case <-answer.Done():
+		}
+	}()
+	if err := d.ask(answer, p.conn); err != nil {
+		cancel()
+		p.stop()
+		return fmt.Errorf("%s %q: %v\n%s", d.name, args, err, p.log.String())
+	}
+	return nil
+}
+
+// path is where a directory of the host, or of a pod alone, is here.
+func (h *host) path(name string) string {
+	i := slices.Index(h.paths, name)
+	if i < 0 {
+		i = len(h.paths)
+		h.paths = append(h.paths, name)
+	}
+	return filepath.Join(h.dir, fmt.Sprint(i))
+}
+
+func (p *process) stop() {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	<-p.done
+}
+
+// stop ends all processes.
+func (h *host) stop() {
+	for _, p := range h.processes {
+		if p.conn != nil {
+			p.conn.Close()
+		}
+		p.stop()
+	}
+}
+
+// ask learns a driver's name and capabilities.
+func (d *driver) ask(ctx context.Context, conn *grpc.ClientConn) error {
+	wait := grpc.WaitForReady(true)
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, wait)
+	if err != nil {
+		return err
+	}
+	d.csiName = info.GetName()
+	if d.caps == nil {
+		d.caps = map[string]bool{}
+	}
+	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return err
+	}
+	for _, c := range plugin.GetCapabilities() {
+		if s := c.GetService(); s != nil {
+			d.caps[s.GetType().String()] = true
+		}
+	}
+	// A process that is only one half has not the other half's services.
+	if r, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{}); err == nil {
+		for _, c := range r.GetCapabilities() {
+			d.caps[c.GetRpc().GetType().String()] = true
+		}
+	}
+	if r, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); err == nil {
+		for _, c := range r.GetCapabilities() {
+			d.caps[c.GetRpc().GetType().String()] = true
+		}
+	}
+	if r, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{}); err == nil {
+		for _, c := range r.GetCapabilities() {
+			d.caps[c.GetRpc().GetType().String()] = true
+		}
+	}
+	return nil
+}
+
+// provision makes and deletes a volume of each StorageClass, with each
+// VolumeAttributesClass if the driver has such, as csi-provisioner would.
+func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
+	for _, w := range c.workloads {
+		i := slices.Index(c.workloads, w)
+		if w.isNode() && w.driver.flags["mode"] == "node" {
+			continue
+		}
+		controller := csi.NewControllerClient(h.processes[i].conn)
+		for _, s := range c.storageClasses {
+			classes := []*storagev1.VolumeAttributesClass{nil}
+			if d.caps["MODIFY_VOLUME"] {
+				classes = append(classes, c.attributesClasses...)
+			}
+			for _, a := range classes {
+				if err := provision(ctx, controller, s, a); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func provision(ctx context.Context, controller csi.ControllerClient, s *storagev1.StorageClass, a *storagev1.VolumeAttributesClass) error {
+	req := &csi.CreateVolumeRequest{
+		Name:          "pvc-" + s.Name,
+		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30},
+		Parameters:    map[string]string{},
+		VolumeCapabilities: []*csi.VolumeCapability{{
+			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{
+				FsType: s.Parameters["csi.storage.k8s.io/fstype"], MountFlags: s.MountOptions,
+			}},
+			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
+		}},
+	}
+	for k, v := range s.Parameters {
+		if !strings.HasPrefix(k, "csi.storage.k8s.io/") {
+			req.Parameters[k] = v
+		}
+	}
+	for _, k := range []string{"pvc/name", "pvc/namespace", "pv/name"} { // --extra-create-metadata
+		req.Parameters["csi.storage.k8s.io/"+k] = "x"
+	}
+	with := ""
+	if a != nil {
+		req.Name += "-" + a.Name
+		req.MutableParameters = a.Parameters
+		with = " with " + a.Name
+	}
+	r, err := controller.CreateVolume(ctx, req)
+	if err != nil {
+		return fmt.Errorf("StorageClass %s%s: %w", s.Name, with, err)
+	}
+	if _, err := controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: r.GetVolume().GetVolumeId()}); err != nil {
+		return fmt.Errorf("StorageClass %s%s: %w", s.Name, with, err)
+	}
+	return nil
+}

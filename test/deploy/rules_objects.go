@@ -1,0 +1,182 @@
+package deploy
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+)
+
+var objectRules = []rule{
+	{"api", "the API server refuses the object", func(c *cluster, report reporter) {
+		for _, o := range c.objects {
+			if err := validate(o); err != nil {
+				report(o, "%v", err)
+			}
+		}
+	}},
+	{"scope", "an object lands in whatever namespace the one who applies it is in", func(c *cluster, report reporter) {
+		for _, o := range c.objects {
+			kind := o.GetObjectKind().GroupVersionKind().Kind
+			m, err := meta.Accessor(o)
+			if err != nil {
+				report(o, "%v", err)
+				continue
+			}
+			if clusterScoped[kind] != (m.GetNamespace() == "") {
+				report(o, "its namespace is %q", m.GetNamespace())
+			}
+			if !clusterScoped[kind] && !slices.ContainsFunc(c.namespaces, func(n *corev1.Namespace) bool { return n.Name == m.GetNamespace() }) {
+				report(o, "nobody makes its namespace %q", m.GetNamespace())
+			}
+		}
+	}},
+	{"pod-security", "admission refuses the node plugin in a cluster that enforces a pod security standard", func(c *cluster, report reporter) {
+		for _, n := range c.namespaces {
+			if n.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+				report(n, "no label pod-security.kubernetes.io/enforce: privileged")
+			}
+		}
+	}},
+	{"csidriver", "the API server's defaults decide, and some of them cannot be changed later", func(c *cluster, report reporter) {
+		if len(c.csiDrivers) != 1 {
+			report(c.driver.name, "%d CSIDriver objects, want one", len(c.csiDrivers))
+			return
+		}
+		d := c.csiDrivers[0]
+		for field, missing := range map[string]bool{
+			"attachRequired":       d.Spec.AttachRequired == nil,
+			"podInfoOnMount":       d.Spec.PodInfoOnMount == nil,
+			"fsGroupPolicy":        d.Spec.FSGroupPolicy == nil,
+			"storageCapacity":      d.Spec.StorageCapacity == nil,
+			"volumeLifecycleModes": len(d.Spec.VolumeLifecycleModes) == 0,
+		} {
+			if missing {
+				report(d, "%s is left to its default: say it", field)
+			}
+		}
+	}},
+	{"names", "nobody answers for the class, and claims wait for ever", func(c *cluster, report reporter) {
+		for _, d := range c.csiDrivers {
+			if d.Name != c.driver.csiName {
+				report(d, "the driver calls itself %s", c.driver.csiName)
+			}
+		}
+		for _, s := range c.storageClasses {
+			if s.Provisioner != c.driver.csiName {
+				report(s, "the driver calls itself %s", c.driver.csiName)
+			}
+		}
+		for _, s := range c.snapshotClasses {
+			if s.Driver != c.driver.csiName {
+				report(s, "the driver calls itself %s", c.driver.csiName)
+			}
+		}
+		for _, s := range c.groupClasses {
+			if s.Driver != c.driver.csiName {
+				report(s, "the driver calls itself %s", c.driver.csiName)
+			}
+		}
+		for _, s := range c.attributesClasses {
+			if s.DriverName != c.driver.csiName {
+				report(s, "the driver calls itself %s", c.driver.csiName)
+			}
+		}
+	}},
+	{"attach", "pods wait for a VolumeAttachment that nobody serves, or volumes are used without having been attached", func(c *cluster, report reporter) {
+		_, attacher := c.sidecar("csi-attacher")
+		if c.attaches() && attacher == nil {
+			report(c.csiDrivers[0], "attachRequired without csi-attacher")
+		}
+		if !c.attaches() && attacher != nil {
+			report("csi-attacher", "there is nothing to attach: the CSIDriver says so")
+		}
+		if c.attaches() != c.driver.can("PUBLISH_UNPUBLISH_VOLUME") {
+			report(c.csiDrivers[0], "attachRequired is %t, and the driver's PUBLISH_UNPUBLISH_VOLUME %t", c.attaches(), c.driver.can("PUBLISH_UNPUBLISH_VOLUME"))
+		}
+	}},
+	{"capacity", "with storageCapacity and nobody who tells it, no pod that waits for a volume is ever scheduled", func(c *cluster, report reporter) {
+		_, provisioner := c.sidecar("csi-provisioner")
+		told := provisioner != nil && provisioner.is("enable-capacity")
+		for _, d := range c.csiDrivers {
+			if asked := d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity; asked != told {
+				report(d, "storageCapacity is %t, and csi-provisioner's --enable-capacity %t", asked, told)
+			}
+		}
+		if told && !c.driver.can("GET_CAPACITY") {
+			report("csi-provisioner", "--enable-capacity: the driver has no GET_CAPACITY")
+		}
+		if told {
+			for _, name := range []string{"NAMESPACE", "POD_NAME"} {
+				if !slices.ContainsFunc(provisioner.Env, func(e corev1.EnvVar) bool { return e.Name == name && e.ValueFrom != nil }) {
+					report("csi-provisioner", "--enable-capacity without $%s", name)
+				}
+			}
+		}
+	}},
+	{"binding", "a volume is made where its pod cannot run", func(c *cluster, report reporter) {
+		for _, s := range c.storageClasses {
+			late := s.VolumeBindingMode != nil && *s.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+			if !late && (c.driver.can("GET_CAPACITY") || c.driver.can("VOLUME_ACCESSIBILITY_CONSTRAINTS")) {
+				report(s, "volumeBindingMode is not WaitForFirstConsumer")
+			}
+		}
+	}},
+	{"classes", "claims that ask for it are never served", func(c *cluster, report reporter) {
+		sidecar := func(image string) bool { _, s := c.sidecar(image); return s != nil }
+		for _, s := range c.storageClasses {
+			if !sidecar("csi-provisioner") {
+				report(s, "nobody provisions: there is no csi-provisioner")
+			}
+			if grows := s.AllowVolumeExpansion != nil && *s.AllowVolumeExpansion; grows != (sidecar("csi-resizer") && c.driver.can("EXPAND_VOLUME")) {
+				report(s, "allowVolumeExpansion is %t, csi-resizer there %t, the driver's EXPAND_VOLUME %t", grows, sidecar("csi-resizer"), c.driver.can("EXPAND_VOLUME"))
+			}
+		}
+		if (len(c.snapshotClasses) > 0) != sidecar("csi-snapshotter") {
+			report("csi-snapshotter", "it and a VolumeSnapshotClass go together")
+		}
+		if len(c.attributesClasses) > 0 && (!sidecar("csi-resizer") || !c.driver.can("MODIFY_VOLUME")) {
+			report(c.attributesClasses[0], "it needs csi-resizer and MODIFY_VOLUME")
+		}
+		_, snapshotter := c.sidecar("csi-snapshotter")
+		if group := snapshotter != nil && snapshotter.gate(groupGate, false); group != (len(c.groupClasses) > 0) {
+			report("csi-snapshotter", "the feature gate %s and a VolumeGroupSnapshotClass go together", groupGate)
+		} else if group && !c.driver.can("CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT") {
+			report("csi-snapshotter", "%s: the driver has no group controller", groupGate)
+		}
+	}},
+	{"selector", "a controller of pods owns those of another one", func(c *cluster, report reporter) {
+		for i, w := range c.workloads {
+			for _, other := range c.workloads[i+1:] {
+				if w.selects(other.labels) || other.selects(w.labels) {
+					report(w, "it selects the pods of %v, or is selected by its selector", other)
+				}
+			}
+			if len(w.selector()) < 2 {
+				report(w, "its selector %v is one that another program's pods may match as well", w.selector())
+			}
+		}
+	}},
+}
+
+var clusterScoped = map[string]bool{
+	"Namespace": true, "CSIDriver": true, "StorageClass": true, "VolumeAttributesClass": true, "ClusterRole": true,
+	"ClusterRoleBinding": true, "VolumeSnapshotClass": true, "VolumeGroupSnapshotClass": true, "PersistentVolume": true,
+}
+
+func (w *workload) selector() map[string]string {
+	if w.daemonSet != nil {
+		return w.daemonSet.Spec.Selector.MatchLabels
+	}
+	return w.deployment.Spec.Selector.MatchLabels
+}
+
+func (w *workload) selects(labels map[string]string) bool {
+	for k, v := range w.selector() {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return true
+}

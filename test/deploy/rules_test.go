@@ -1,0 +1,146 @@
+package deploy
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/resid"
+)
+
+// broken has for each rule manifests that it must refuse: the overlay shared-pool with a
+// patch. A patch that begins with "- " is one of operations (RFC 6902).
+var broken = []struct{ rule, kind, name, patch string }{
+	{"api", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {privileged: false}}]}}}}`}, // Bidirectional needs it
+	{"api", "StorageClass", "blockdriver-xfs", `- {op: replace, path: /reclaimPolicy, value: Recycle}`},
+	{"scope", "VolumeSnapshotClass", "blockdriver", `- {op: add, path: /metadata/namespace, value: blockdriver}`},
+	{"scope", "ServiceAccount", "blockdriver-node", `- {op: remove, path: /metadata/namespace}`},
+	{"pod-security", "Namespace", "blockdriver", `- {op: remove, path: /metadata/labels}`},
+	{"csidriver", "CSIDriver", "block.csikit.dev", `{spec: {fsGroupPolicy: null}}`},
+	{"names", "StorageClass", "blockdriver-xfs", `{provisioner: blok.csikit.dev}`},
+	{"names", "VolumeSnapshotClass", "blockdriver", `{driver: blok.csikit.dev}`},
+	{"names", "VolumeAttributesClass", "blockdriver-fast", `{driverName: blok.csikit.dev}`},
+	{"attach", "CSIDriver", "block.csikit.dev", `{spec: {attachRequired: false}}`},
+	{"attach", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, $patch: delete}]}}}}`},
+	{"capacity", "CSIDriver", "block.csikit.dev", `{spec: {storageCapacity: false}}`},
+	{"capacity", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-provisioner, env: [{name: POD_NAME, $patch: delete}]}]}}}}`},
+	{"binding", "StorageClass", "blockdriver-ext4", `{volumeBindingMode: Immediate}`},
+	{"classes", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-resizer, $patch: delete}]}}}}`},
+	{"classes", "VolumeSnapshotClass", "blockdriver", `$patch: delete`},
+	{"selector", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/selector/matchLabels/app.kubernetes.io~1component}`},
+	{"privileged", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: liveness-probe, securityContext: {privileged: true}}]}}}}`},
+	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {readOnlyRootFilesystem: false}}]}}}}`},
+	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, securityContext: {capabilities: {add: [SYS_ADMIN]}}}]}}}}`},
+	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {securityContext: {runAsNonRoot: null}}}}}`},
+	{"hardening", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {securityContext: {seccompProfile: null}}}}}`},
+	{"socket-user", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, securityContext: {runAsUser: 1000}}]}}}}`},
+	{"writable-tmp", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{mountPath: /tmp, $patch: delete}]}]}}}}`},
+	{"host-namespaces", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {hostPID: true}}}}`},
+	{"priority", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {priorityClassName: system-cluster-critical}}}}`},
+	{"tolerations", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {tolerations: [{operator: Exists, effect: NoSchedule}]}}}}`},
+	{"os", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {nodeSelector: null}}}}`},
+	{"update", "DaemonSet", "blockdriver-node", `{spec: {updateStrategy: {rollingUpdate: {maxUnavailable: 1}}}}`},
+	{"update", "DaemonSet", "blockdriver-node", `{spec: {updateStrategy: {rollingUpdate: {maxUnavailable: "10%", maxSurge: 1}}}}`},
+	{"replicas", "Deployment", "blockdriver-controller", `- {op: remove, path: /spec/template/spec/containers/1/args/4}`}, // --leader-election
+	{"replicas", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {affinity: null}}}}`},
+	{"replicas", "PodDisruptionBudget", "blockdriver-controller", `{spec: {selector: {matchLabels: {app.kubernetes.io/component: node}}}}`},
+	{"grace", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {terminationGracePeriodSeconds: 20}}}}`},
+	{"resources", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, resources: {limits: {memory: 128Mi}}}]}}}}`},
+	{"resources", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: liveness-probe, resources: null}]}}}}`},
+	{"images", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, image: blockdriver-node}]}}}}`},
+	{"probes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, livenessProbe: {timeoutSeconds: null}}]}}}}`},
+	{"probes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, livenessProbe: {failureThreshold: 2}}]}}}}`},
+	{"probes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, startupProbe: null}]}}}}`},
+	{"probes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: liveness-probe, $patch: delete}]}}}}`},
+	{"probes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: node-driver-registrar, livenessProbe: {httpGet: null, exec: {command: [/csi-node-driver-registrar, --mode=kubelet-registration-probe]}}}]}}}}`},
+	{"ports", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/1/args/4, value: "--http-endpoint=:9808"}`},
+	{"node-id", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]}]}}}}`},
+	{"driver-flags", "DaemonSet", "blockdriver-node", `- {op: add, path: /spec/template/spec/containers/0/args/-, value: -nodeid=a}`},
+	{"bidirectional-overlap", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: kubelet, mountPath: /var/lib/kubelet, mountPropagation: Bidirectional}]}], volumes: [{name: kubelet, hostPath: {path: /var/lib/kubelet, type: Directory}}]}}}}`},
+	{"bidirectional", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: kubelet-pods, mountPath: /var/lib/kubelet/pods, mountPropagation: HostToContainer}]}]}}}}`},
+	{"bidirectional", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: kubelet-csi, mountPath: /staging, mountPropagation: Bidirectional}]}]}}}}`},
+	{"bidirectional", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: pool, mountPath: /var/lib/blockdriver, mountPropagation: Bidirectional}]}]}}}}`},
+	{"hostpath-type", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/volumes/0/hostPath/type}`},
+	{"hostpath", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: host, mountPath: /host}]}], volumes: [{name: host, hostPath: {path: /, type: Directory}}]}}}}`},
+	{"volumes", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {volumes: [{name: more, emptyDir: {}}]}}}}`},
+	{"socket", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/2/args/0, value: --csi-address=/csi/sock}`},
+	{"socket", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {volumes: [{name: socket-dir, emptyDir: null, hostPath: {path: /run/blockdriver, type: DirectoryOrCreate}}]}}}}`},
+	{"registration", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: node-driver-registrar, $patch: delete}]}}}}`},
+	{"registration", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/1/args/1, value: --kubelet-registration-path=/csi/csi.sock}`},
+	{"registration", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {volumes: [{name: registration-dir, hostPath: {path: /var/lib/kubelet/registration}}]}}}}`},
+	{"sun-path", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {volumes: [{name: registration-dir, hostPath: {path: /var/snap/a-kubernetes-of-its-own/common/and/a/long/way/down/var/lib/kubelet/plugins_registry}}]}}}}`},
+	{"driver", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: more, image: "example.com/more:v1"}]}}}}`},
+	{"sidecar-version", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, image: "registry.k8s.io/sig-storage/csi-attacher:v4.6.1"}]}}}}`},
+	{"sidecar-flags", "Deployment", "blockdriver-controller", `- {op: add, path: /spec/template/spec/containers/1/args/-, value: --csiaddress=/csi/csi.sock}`},
+	{"sidecar-flags", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/2/args/1, value: --health-port=9808}`},
+	{"sidecar-timeout", "Deployment", "blockdriver-controller", `- {op: remove, path: /spec/template/spec/containers/1/args/1}`},
+	{"sidecar-capability", "Deployment", "blockdriver-controller", ``}, // a driver without snapshots
+	{"fs-type", "Deployment", "blockdriver-controller", `- {op: remove, path: /spec/template/spec/containers/1/args/3}`},
+	{"account", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {serviceAccountName: default}}}}`},
+	{"account", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {automountServiceAccountToken: true}}}}`},
+	{"rbac-missing", "Role", "blockdriver-leases", `- {op: remove, path: /rules/0/verbs/5}`},
+	{"rbac-missing", "Role", "blockdriver-capacity", `- {op: remove, path: /rules/1}`},
+	{"rbac-missing", "ClusterRole", "blockdriver-provisioner", `- {op: remove, path: /rules/3}`}, // nodes
+	{"rbac-missing", "Deployment", "blockdriver-controller", `- {op: remove, path: /spec/template/spec/containers/2/args/3}`},
+	{"rbac-missing", "StorageClass", "blockdriver-ext4", `{parameters: {csi.storage.k8s.io/provisioner-secret-name: a, csi.storage.k8s.io/provisioner-secret-namespace: b}}`},
+	{"rbac-missing", "ClusterRoleBinding", "blockdriver-attacher", `$patch: delete`},
+	{"rbac-excess", "ClusterRole", "blockdriver-attacher", `- {op: add, path: /rules/-, value: {apiGroups: [""], resources: [secrets], verbs: [get, list]}}`},
+	{"bindings", "RoleBinding", "blockdriver-leases", `- {op: replace, path: /subjects/0/namespace, value: default}`},
+	{"bindings", "ClusterRole", "blockdriver-attacher", `$patch: delete`},
+}
+
+// able is a driver that has all that the manifests count on.
+func able() *driver {
+	d := &driver{name: "blockdriver", csiName: "block.csikit.dev", caps: map[string]bool{}, flags: map[string]bool{}}
+	for _, c := range []string{
+		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME", "STAGE_UNSTAGE_VOLUME", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME",
+	} {
+		d.caps[c] = true
+	}
+	for _, f := range []string{"mode", "endpoint", "pool", "node-id", "drain-timeout", "log-format"} {
+		d.flags[f] = true
+	}
+	return d
+}
+
+// Each rule finds its mistake, and nothing where there is none.
+func TestRules(t *testing.T) {
+	d := able()
+	tree := d.tree(t)
+	if objects, err := tree.render("shared-pool", nil); err != nil {
+		t.Fatal(err)
+	} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
+		t.Fatalf("without a mistake: %q", findings)
+	}
+	tested := map[string]bool{}
+	for _, b := range broken {
+		tested[b.rule] = true
+		t.Run(b.rule, func(t *testing.T) {
+			d := able()
+			var patches []types.Patch
+			switch {
+			case b.patch == "":
+				d.caps["CREATE_DELETE_SNAPSHOT"] = false
+			case strings.HasPrefix(b.patch, "- "):
+				patches = []types.Patch{{Patch: b.patch, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
+			default:
+				text := "{kind: " + b.kind + ", apiVersion: any, metadata: {name: " + b.name + "}, " + strings.TrimPrefix(strings.TrimSuffix(b.patch, "}"), "{") + "}"
+				patches = []types.Patch{{Patch: text, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
+			}
+			objects, err := tree.render("shared-pool", nil, patches...)
+			if err != nil {
+				t.Fatalf("%s: %v", b.patch, err)
+			}
+			findings := newCluster(d, objects).lint()
+			if !slices.ContainsFunc(findings, func(f finding) bool { return f.rule == b.rule }) {
+				t.Errorf("%s %s with %s: found %q", b.kind, b.name, b.patch, findings)
+			}
+		})
+	}
+	for _, r := range rules {
+		if !tested[r.name] {
+			t.Errorf("nothing breaks the rule %s", r.name)
+		}
+	}
+}
