@@ -1,6 +1,8 @@
 package csikit
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,9 +11,9 @@ import (
 	"testing"
 )
 
-// An example directory is a template: copied into a module of its own, it builds,
-// tests included.
-func TestExamplesBuildByThemselves(t *testing.T) {
+// An example directory is a template: copied into a module of its own, it builds, and
+// its tests pass, those that need no root.
+func TestExamplesStandAlone(t *testing.T) {
 	dirs, err := filepath.Glob("examples/*")
 	if err != nil || len(dirs) == 0 {
 		t.Fatalf("no examples: %v", err)
@@ -23,8 +25,50 @@ func TestExamplesBuildByThemselves(t *testing.T) {
 			if err := os.CopyFS(out, os.DirFS(dir)); err != nil {
 				t.Fatal(err)
 			}
-			vetAsModule(t, out)
+			asModule(t, out)
+			goTool(t, out, "vet", "./...")
+			runTests(t, out)
 		})
+	}
+}
+
+// runTests runs the tests of a module, as nobody if this is root.
+func runTests(t *testing.T, module string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "x") // short: sockets are made in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	tmp := filepath.Join(dir, "t")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(tmp, 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	goTool(t, module, "test", "-c", "-o", dir+string(filepath.Separator), "./...")
+	tests, err := filepath.Glob(filepath.Join(dir, "*.test*"))
+	if err != nil || len(tests) == 0 {
+		t.Fatalf("no tests: %v", err)
+	}
+	for _, test := range tests {
+		args := []string{test, "-test.short", "-test.timeout=5m"}
+		if os.Geteuid() == 0 {
+			args = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}, args...)
+		}
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = tmp
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + tmp}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v\n%s", filepath.Base(test), err, out)
+		}
+		t.Logf("%s: %s", filepath.Base(test), bytes.TrimSpace(out))
 	}
 }
 
@@ -45,12 +89,13 @@ func TestReadmeBuilds(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "main.go"), b[1], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		vetAsModule(t, dir)
+		asModule(t, dir)
+		goTool(t, dir, "vet", "./...")
 	}
 }
 
-// vetAsModule builds and vets a directory as a module that imports this one.
-func vetAsModule(t *testing.T, dir string) {
+// asModule makes a directory a module that imports this one.
+func asModule(t *testing.T, dir string) {
 	t.Helper()
 	here, err := os.Getwd()
 	if err != nil {
@@ -72,10 +117,15 @@ func vetAsModule(t *testing.T, dir string) {
 	if err := os.WriteFile(filepath.Join(dir, "go.sum"), sum, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	vet := exec.Command("go", "vet", "./...")
-	vet.Dir = dir
-	vet.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
-	if out, err := vet.CombinedOutput(); err != nil {
-		t.Errorf("%v: %s", err, out)
+}
+
+// goTool runs the go command in a module.
+func goTool(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, out)
 	}
 }
