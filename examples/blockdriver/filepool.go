@@ -19,10 +19,7 @@ import (
 // pool is a directory that holds volumes as sparse image files:
 //
 //	.csikit-pool            the marker; the controller holds a lock on it
-//	volumes/<id>.json       metadata; a volume exists exactly as long as this file does
-//	volumes/<id>.img        the image
-//	volumes/<id>.deleting   the metadata of a volume whose deletion has begun and will be finished
-//	volumes/<id>.json.tmp   metadata being written
+//	volumes/                see store
 //	nodes/<node>.json       written by the node plugin when it starts
 //
 // A pool by itself has only what the node plugin needs and takes no lock;
@@ -57,11 +54,14 @@ type marker struct {
 	Version int    `json:"version"`
 }
 
-// metadata is the content of volumes/<id>.json.
-type metadata struct {
+// volumeMetadata is the content of volumes/<id>.json.
+type volumeMetadata struct {
 	Version int `json:"version"`
 	Volume
 }
+
+func (v Volume) objectID() string { return v.ID }
+func (v Volume) metadata() any    { return volumeMetadata{formatVersion, v} }
 
 type nodeRecord struct {
 	Version    int    `json:"version"`
@@ -252,16 +252,16 @@ func (p *pool) ReadVolume(id string) (Volume, error) {
 	if err != nil {
 		return Volume{}, fail("read volume", id, "%w", err)
 	}
-	var m metadata
+	var m volumeMetadata
 	if err := json.Unmarshal(data, &m); err != nil {
-		return Volume{}, fail("read volume", id, "metadata %w: %w; restore %s", errDamaged, err, p.file(id+extMetadata))
+		return Volume{}, fail("read volume", id, "metadata %w: %w; restore %s", errDamaged, err, p.file("volumes", id+extMetadata))
 	}
 	if m.Version != formatVersion {
-		return Volume{}, fail("read volume", id, "metadata %w: %s has version %d, this driver knows %d; use the driver that wrote it", errDamaged, p.file(id+extMetadata), m.Version, formatVersion)
+		return Volume{}, fail("read volume", id, "metadata %w: %s has version %d, this driver knows %d; use the driver that wrote it", errDamaged, p.file("volumes", id+extMetadata), m.Version, formatVersion)
 	}
 	if m.ID != id || m.CapacityBytes <= 0 || minimumSize[m.AccessType] == 0 {
 		return Volume{}, fail("read volume", id, "metadata %w: it describes volume %q with %d bytes and access type %q; restore %s",
-			errDamaged, m.ID, m.CapacityBytes, m.AccessType, p.file(id+extMetadata))
+			errDamaged, m.ID, m.CapacityBytes, m.AccessType, p.file("volumes", id+extMetadata))
 	}
 	return m.Volume, nil
 }
@@ -273,23 +273,23 @@ func (p *pool) ImagePath(id string) (string, error) {
 	if !volumeIDPattern.MatchString(id) {
 		return "", fail("find image of volume", id, "%w", errNotFound)
 	}
-	return p.file(id + extImage), nil
+	return p.file("volumes", id+extImage), nil
 }
 
 // checkImage finds an image that is missing or has lost its end, before a file
 // system is mounted from it.
-func (p *pool) checkImage(v Volume) (size int64, err error) {
-	name := v.ID + extImage
-	info, err := p.volumes.Lstat(name)
+func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size int64, err error) {
+	file := p.file(dirName, id+extImage)
+	info, err := dir.Lstat(id + extImage)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return 0, fmt.Errorf("image %w: %s is missing; restore it", errDamaged, p.file(name))
+		return 0, fmt.Errorf("image %w: %s is missing; restore it", errDamaged, file)
 	case err != nil:
 		return 0, err
 	case !info.Mode().IsRegular():
-		return 0, fmt.Errorf("image %w: %s is not a regular file; restore it", errDamaged, p.file(name))
-	case info.Size() < v.CapacityBytes:
-		return 0, fmt.Errorf("image %w: %s has %d of %d bytes; restore it", errDamaged, p.file(name), info.Size(), v.CapacityBytes)
+		return 0, fmt.Errorf("image %w: %s is not a regular file; restore it", errDamaged, file)
+	case info.Size() < least:
+		return 0, fmt.Errorf("image %w: %s has %d of %d bytes; restore it", errDamaged, file, info.Size(), least)
 	}
 	return info.Size(), nil
 }
@@ -301,7 +301,7 @@ func publishContext(id string) map[string]string {
 }
 
 // file is for people who read an error.
-func (p *pool) file(name string) string { return filepath.Join(p.dir, "volumes", name) }
+func (p *pool) file(dir, name string) string { return filepath.Join(p.dir, dir, name) }
 
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer

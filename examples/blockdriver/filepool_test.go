@@ -942,7 +942,7 @@ func TestFaults(t *testing.T) {
 					wantCode(t, err, codes.Unavailable)
 
 					// The only failure was undone, unless its outcome is open.
-					if got := files(t, dir); mode.name == "one error" && !b.index[id].inDoubt && !slices.Contains(got, id+extDeleting) {
+					if got := files(t, dir); mode.name == "one error" && !b.vols.index[id].inDoubt && !slices.Contains(got, id+extDeleting) {
 						var ids []string
 						for _, v := range list(t, b) {
 							ids = append(ids, v.ID)
@@ -1019,7 +1019,7 @@ func checkPool(t *testing.T, b *fileBackend, bystander Volume, id string, size i
 		if err != nil || !reflect.DeepEqual(onDisk, v) {
 			t.Fatalf("on the disk: %+v, %v; want %+v", onDisk, err, v)
 		}
-		if size, err := b.checkImage(v); err != nil || size != v.CapacityBytes {
+		if size, err := b.checkImage(b.volumes, "volumes", v.ID, v.CapacityBytes); err != nil || size != v.CapacityBytes {
 			t.Fatalf("image: %d bytes, %v; want %d", size, err, v.CapacityBytes)
 		}
 	}
@@ -1215,16 +1215,16 @@ func TestAttachLimit(t *testing.T) {
 			again++ // those that were attached before
 		}
 	}
-	if again != 3 || b.attachedTo("n") != 3 {
-		t.Errorf("after a restart %d of 3 attach again, %d are counted", again, b.attachedTo("n"))
+	if again != 3 || b.attached.count("n") != 3 {
+		t.Errorf("after a restart %d of 3 attach again, %d are counted", again, b.attached.count("n"))
 	}
 	for i := range 8 {
 		if err := b.DetachVolume(t.Context(), volumeID(fmt.Sprint(i)), "n"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(b.attached) > 0 {
-		t.Errorf("counted as attached after all were detached: %v", b.attached)
+	if len(b.attached.of) > 0 {
+		t.Errorf("counted as attached after all were detached: %v", b.attached.of)
 	}
 }
 

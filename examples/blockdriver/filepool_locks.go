@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"sync"
+)
+
+// keyLocks lets one operation at a time work on an object. The pools of one
+// driver share them, since a name may be created in any of them.
+type keyLocks struct {
+	mu   sync.Mutex
+	busy map[string]chan struct{} // closed at the end of the operation
+}
+
+// lock waits until no other operation on the object is under way.
+func (l *keyLocks) lock(ctx context.Context, op, id string) (unlock func(), err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fail(op, id, "%w", err)
+	}
+	for {
+		l.mu.Lock()
+		other, held := l.busy[id]
+		if !held {
+			done := make(chan struct{})
+			if l.busy == nil {
+				l.busy = map[string]chan struct{}{}
+			}
+			l.busy[id] = done
+			l.mu.Unlock()
+			return func() {
+				l.mu.Lock()
+				delete(l.busy, id)
+				l.mu.Unlock()
+				close(done)
+			}, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, fail(op, id, "%w; try again later", errBusy)
+		}
+	}
+}
+
+// tally counts the volumes that each node has attached. The pools of one driver
+// share it: the node's limit is for all of them.
+type tally struct {
+	mu sync.Mutex
+	of map[string]int64
+}
+
+func (t *tally) add(nodeID string, by int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.of == nil {
+		t.of = map[string]int64{}
+	}
+	if t.of[nodeID] += by; t.of[nodeID] == 0 {
+		delete(t.of, nodeID)
+	}
+}
+
+func (t *tally) count(nodeID string) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.of[nodeID]
+}

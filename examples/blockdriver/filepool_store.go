@@ -1,0 +1,370 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// store keeps the objects of one kind, in one directory of the pool and in
+// memory:
+//
+//	<id>.json       metadata; an object exists exactly as long as this file does
+//	<id>.img        the image, of those that have one
+//	<id>.deleting   the metadata of an object whose deletion has begun and will be finished
+//	<id>.json.tmp   metadata being written
+//
+// What is on the disk decides; the index in memory only spares reading it. A
+// change is on the disk before it is in the index, and where a failure leaves it
+// open whether the change is on the disk, the object is read again before its
+// next use.
+//
+// Whoever changes an object holds its lock (see keyLocks).
+type store[T object] struct {
+	pool *pool
+	dir  *os.Root
+	name string // of the directory
+	ids  *regexp.Regexp
+	log  *slog.Logger
+	read func(id string) (T, error) // from the disk; errNotFound
+	bare func(id string) T          // stands in for one that cannot be read
+	// counted is called with mu held for what comes into the index (+1) and what
+	// leaves it (-1).
+	counted func(v T, by int64)
+
+	mu     sync.Mutex
+	index  map[string]record[T]
+	sorted []string // the keys of index
+}
+
+// object is what a store keeps.
+type object interface {
+	objectID() string
+	// metadata is the content of its file.
+	metadata() any
+}
+
+type record[T object] struct {
+	id    string
+	value T
+	// inDoubt: the disk may say something else, or cannot be understood.
+	inDoubt bool
+}
+
+func newStore[T object](p *pool, dir *os.Root, name string, ids *regexp.Regexp, log *slog.Logger, read func(string) (T, error), bare func(string) T) *store[T] {
+	return &store[T]{pool: p, dir: dir, name: name, ids: ids, log: log, read: read, bare: bare,
+		counted: func(T, int64) {}, index: map[string]record[T]{}}
+}
+
+// known reports whether the object is there, be it in doubt.
+func (s *store[T]) known(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.index[id]
+	return ok
+}
+
+// get returns the object as it is, without a lock.
+func (s *store[T]) get(id string) (T, error) {
+	s.mu.Lock()
+	r, ok := s.index[id]
+	s.mu.Unlock()
+	switch {
+	case !ok:
+		return r.value, errNotFound
+	case r.inDoubt:
+		return s.read(id)
+	}
+	return r.value, nil
+}
+
+// page returns at most limit objects (0: all) of those behind the ID after that
+// are wanted, in the order of their IDs. A page that is not the last one ends with
+// its token's object: such a token stays good when objects come and go, this one
+// included.
+func (s *store[T]) page(after string, limit int, wanted func(T) bool) (page []T, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	start, found := slices.BinarySearch(s.sorted, after)
+	if found {
+		start++
+	}
+	rest := s.sorted[start:]
+	if wanted == nil {
+		page = make([]T, 0, min(len(rest), cmp.Or(limit, len(rest))))
+	}
+	for _, id := range rest {
+		v := s.index[id].value
+		if wanted != nil && !wanted(v) {
+			continue
+		}
+		if limit > 0 && len(page) == limit {
+			return page, true
+		}
+		page = append(page, v)
+	}
+	return page, false
+}
+
+// current returns the object, from the disk if the index cannot be trusted.
+func (s *store[T]) current(id string) (T, error) {
+	s.mu.Lock()
+	r, ok := s.index[id]
+	s.mu.Unlock()
+	var none T
+	if !ok {
+		return none, errNotFound
+	}
+	if !r.inDoubt {
+		return r.value, nil
+	}
+	v, err := s.read(id)
+	if errors.Is(err, errNotFound) {
+		if err := s.pool.sync(s.dir); err != nil {
+			return none, err
+		}
+		if err := s.clear(id); err != nil {
+			return none, err
+		}
+		s.forget(id)
+		return none, errNotFound
+	}
+	if err != nil {
+		return none, err
+	}
+	// Written once more, because after a failed fsync Linux takes the lost
+	// pages for clean: another fsync would succeed and prove nothing.
+	if _, err := s.save(v); err != nil {
+		return none, err
+	}
+	return v, nil
+}
+
+// save writes the object's metadata, then the index. See replaceFile for inDoubt.
+func (s *store[T]) save(v T) (inDoubt bool, err error) {
+	data, err := encode(v.metadata())
+	if err != nil {
+		return false, err
+	}
+	inDoubt, err = s.pool.replaceFile(s.dir, v.objectID()+extMetadata, data)
+	if err == nil || inDoubt {
+		s.put(record[T]{id: v.objectID(), value: v, inDoubt: inDoubt})
+	}
+	return inDoubt, err
+}
+
+func (s *store[T]) put(r record[T]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i, found := slices.BinarySearch(s.sorted, r.id); !found {
+		s.sorted = slices.Insert(s.sorted, i, r.id)
+	} else {
+		s.counted(s.index[r.id].value, -1)
+	}
+	s.counted(r.value, +1)
+	s.index[r.id] = r
+}
+
+func (s *store[T]) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, found := slices.BinarySearch(s.sorted, id)
+	if !found {
+		return
+	}
+	s.sorted = slices.Delete(s.sorted, i, i+1)
+	s.counted(s.index[id].value, -1)
+	delete(s.index, id)
+}
+
+// beginDelete is the point of no return. A rename needs no room, so that a full
+// pool can be emptied.
+func (s *store[T]) beginDelete(v T) error {
+	id := v.objectID()
+	err := s.pool.do("rename", func() error { return s.dir.Rename(id+extMetadata, id+extDeleting) })
+	if err == nil {
+		err = s.pool.sync(s.dir)
+	}
+	if err != nil {
+		s.put(record[T]{id: id, value: v, inDoubt: true})
+		return err
+	}
+	s.forget(id)
+	return nil
+}
+
+// finishDelete removes what is left of an object whose deletion has begun, if
+// anything. The mark goes last, and only when the image is gone for good: an
+// image without its mark would be kept as somebody's data.
+func (s *store[T]) finishDelete(id string) error {
+	if _, err := s.dir.Lstat(id + extDeleting); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := s.pool.remove(s.dir, id+extImage); err != nil {
+		return err
+	}
+	if err := s.pool.sync(s.dir); err != nil {
+		return err
+	}
+	return s.pool.remove(s.dir, id+extDeleting)
+}
+
+// clear removes what a create or a delete that failed has left of an object
+// without metadata.
+func (s *store[T]) clear(id string) error {
+	if err := s.finishDelete(id); err != nil {
+		return err
+	}
+	if err := s.pool.remove(s.dir, id+extMetadata+extTemp); err != nil {
+		return err
+	}
+	return s.removeUncommitted(id + extImage)
+}
+
+// makeImage makes the image of a new object, durable and full of zeros, or leaves
+// none behind.
+func (s *store[T]) makeImage(id string, size int64) error {
+	name := id + extImage
+	f, err := s.openImage(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := s.checkUnwritten(f, name); err != nil {
+		return err
+	}
+	err = s.pool.do("truncate image", func() error { return f.Truncate(size) })
+	if err == nil {
+		err = s.pool.do("sync image", f.Sync)
+	}
+	if err == nil {
+		err = s.pool.sync(s.dir)
+	}
+	if err != nil {
+		return errors.Join(err, s.pool.remove(s.dir, name))
+	}
+	return nil
+}
+
+func (s *store[T]) openImage(name string) (f *os.File, err error) {
+	err = s.pool.do("create image", func() error {
+		f, err = s.dir.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+		return err
+	})
+	return f, err
+}
+
+func (s *store[T]) growImage(id string, size int64) error {
+	f, err := s.dir.OpenFile(id+extImage, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := s.pool.do("truncate image", func() error { return f.Truncate(size) }); err != nil {
+		return err
+	}
+	return s.pool.do("sync image", f.Sync)
+}
+
+// checkUnwritten: a create that was cut off leaves an image that nobody wrote to.
+// One that holds data belongs to an object whose metadata was lost, and is not ours
+// to overwrite or to remove.
+func (s *store[T]) checkUnwritten(f *os.File, name string) error {
+	data, err := holdsData(f)
+	if err != nil {
+		return err
+	}
+	if data {
+		return fmt.Errorf("image %w: %s holds data but its metadata is missing, and is kept; restore the metadata or move the image away", errDamaged, s.pool.file(s.name, name))
+	}
+	return nil
+}
+
+// removeUncommitted removes the image of a create that was cut off: its object
+// was never acknowledged. The image may be gone already, with its mark.
+func (s *store[T]) removeUncommitted(name string) error {
+	f, err := s.dir.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := s.checkUnwritten(f, name); err != nil {
+		return err
+	}
+	return s.pool.remove(s.dir, name)
+}
+
+// repair brings the directory and the index in order at the start. What fails
+// for one object is logged, and the others go on. loaded is called for each object
+// that was read.
+func (s *store[T]) repair(loaded func(T) error) error {
+	names, err := readNames(s.dir)
+	if err != nil {
+		return err
+	}
+	// Metadata before marks and images, which are judged by it.
+	rank := map[string]int{extTemp: 1, extMetadata: 2, extDeleting: 3, extImage: 4}
+	slices.SortFunc(names, func(x, y string) int {
+		return cmp.Or(cmp.Compare(rank[extension(x)], rank[extension(y)]), cmp.Compare(x, y))
+	})
+	for _, name := range names {
+		id := strings.TrimSuffix(name, extension(name))
+		if err := s.repairFile(name, id, loaded); err != nil {
+			s.log.Error("repair "+s.name, "id", id, "error", err)
+		}
+	}
+	return nil
+}
+
+func extension(name string) string {
+	if i := strings.LastIndexByte(name, '.'); i >= 0 {
+		return name[i:]
+	}
+	return ""
+}
+
+func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
+	switch ext := extension(name); {
+	case ext == extTemp && s.ids.MatchString(strings.TrimSuffix(id, extMetadata)):
+		return s.pool.remove(s.dir, name)
+	case !s.ids.MatchString(id):
+		s.log.Warn("pool holds a file that is not csikit's", "file", s.pool.file(s.name, name))
+		return nil
+	case ext == extMetadata:
+		return s.load(id, loaded)
+	case ext == extDeleting && s.known(id):
+		// The name was created again after its predecessor's image was removed,
+		// and a power cut brought the mark back.
+		return s.pool.remove(s.dir, name)
+	case ext == extDeleting:
+		return s.finishDelete(id)
+	case ext == extImage && !s.known(id):
+		return s.removeUncommitted(name)
+	}
+	return nil
+}
+
+// load reads one object into the index. One that cannot be read is listed in
+// doubt: it answers with the reason until the file is repaired, and its image is
+// safe.
+func (s *store[T]) load(id string, loaded func(T) error) error {
+	v, err := s.read(id)
+	if err != nil {
+		s.put(record[T]{id: id, value: s.bare(id), inDoubt: true})
+		return err
+	}
+	s.put(record[T]{id: id, value: v})
+	return loaded(v)
+}
