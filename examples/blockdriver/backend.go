@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -38,6 +40,9 @@ type Backend interface {
 	DetachVolume(ctx context.Context, id, nodeID string) error
 	// GetVolume returns errNotFound for a volume that is not there.
 	GetVolume(ctx context.Context, id string) (Volume, error)
+	// Places returns from where the storage is accessible and what is free there,
+	// for the choice of a place and for GetCapacity.
+	Places(ctx context.Context) ([]topology.Candidate, error)
 	// ListVolumes returns at most limit volumes (0: all) of those that follow
 	// the token after. The empty token is the beginning; next is empty at the
 	// end.
@@ -57,6 +62,7 @@ type Volume struct {
 	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	Attachment    *Attachment       `json:"attachment,omitempty"` // nil: not attached
+	Segments      topology.Segments `json:"-"`                    // from where it is accessible; none: from everywhere
 }
 
 // Attachment says to which node a volume is attached, and how. One is enough:
@@ -73,6 +79,9 @@ type VolumeSpec struct {
 	Capacity   CapacityRange
 	AccessType string
 	Parameters map[string]string
+	// Requirement says from where the volume has to be accessible; nil: from
+	// anywhere. It was checked for what the spec forbids.
+	Requirement *csi.TopologyRequirement `json:"-"`
 }
 
 // CapacityRange holds bytes; 0 means that this end is open.
@@ -97,6 +106,9 @@ func (v Volume) differences(s VolumeSpec) []string {
 	}
 	if v.AccessType != s.AccessType {
 		diff = append(diff, fmt.Sprintf("access type: volume has %s, request wants %s", v.AccessType, s.AccessType))
+	}
+	if ok, err := topology.Satisfies(s.Requirement, v.Segments); !ok {
+		diff = append(diff, fmt.Sprintf("accessibility_requirements: the volume is accessible from %s (%v)", v.Segments, err))
 	}
 	keys := maps.Clone(v.Parameters)
 	if keys == nil {
@@ -136,14 +148,16 @@ func (a Attachment) differences(wanted Attachment) []string {
 // The kinds of failure that a caller can act on. Everything else is an I/O
 // error.
 var (
-	errNotFound   = errors.New("not found")
-	errConflict   = errors.New("exists with other properties")
-	errInUse      = errors.New("in use")
-	errOutOfRange = errors.New("out of range")
-	errFull       = errors.New("no space")
-	errBusy       = errors.New("another operation is pending")
-	errBadToken   = errors.New("not a token of this list")
-	errDamaged    = errors.New("damaged")
+	errNotFound    = errors.New("not found")
+	errConflict    = errors.New("exists with other properties")
+	errNoNode      = fmt.Errorf("%w", errNotFound)
+	errInUse       = errors.New("in use")
+	errUnreachable = errors.New("not accessible")
+	errOutOfRange  = errors.New("out of range")
+	errFull        = errors.New("no space")
+	errBusy        = errors.New("another operation is pending")
+	errBadToken    = errors.New("not a token of this list")
+	errDamaged     = errors.New("damaged")
 )
 
 // codeOf is the one place where failures become gRPC codes.
@@ -154,6 +168,7 @@ var codeOf = []struct {
 	{errNotFound, codes.NotFound},
 	{errConflict, codes.AlreadyExists},
 	{errInUse, codes.FailedPrecondition},
+	{errUnreachable, codes.FailedPrecondition},
 	{errOutOfRange, codes.OutOfRange},
 	{errFull, codes.ResourceExhausted},
 	{errBusy, codes.Aborted},

@@ -7,12 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/csikit/csikit/registration"
+	"github.com/csikit/csikit/topology"
 )
 
 // config is what the driver is told at its start. Every setting is a flag and an
@@ -22,8 +22,11 @@ type config struct {
 	register     string
 	registry     string
 	mode         string
-	pool         string
+	pools        poolFlags
+	overcommit   float64
+	reserve      float64
 	nodeID       string
+	topology     topology.Segments
 	driverName   string
 	maxVolumes   int64
 	drainTimeout time.Duration
@@ -37,6 +40,13 @@ directory (the pool) and gives them to pods as loop devices.
 
 Usage:
   blockdriver -endpoint unix:///run/csi/csi.sock -pool /var/lib/blockdriver
+
+Several pools, and from where their volumes are accessible; each node is told
+where it is:
+  blockdriver -endpoint unix:///run/csi/csi.sock \
+    -pool rack1=/pools/1,topology.block.csikit.dev/rack=r1 \
+    -pool rack2=/pools/2,topology.block.csikit.dev/rack=r2 \
+    -topology topology.block.csikit.dev/rack=r1
 
 Every flag is also an environment variable, which the flag overrides:
 `
@@ -60,7 +70,10 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.StringVar(&c.register, "register", "", "register with kubelet, without node-driver-registrar: the `path` of the endpoint's socket as kubelet sees it")
 	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` where -register meets kubelet: its plugins_registry, as this process sees it")
 	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
-	fs.StringVar(&c.pool, "pool", "", "`directory` of the volumes; made if it is missing (required)")
+	fs.Var(&c.pools, "pool", "`directory` of the volumes, made if it is missing (required), or name=directory,segment=value,...; repeat it, or part them by semicolons, for several")
+	fs.Float64Var(&c.overcommit, "overcommit", 10, "how many `times` its own size all volumes and snapshots of a pool may have together; 0: no limit")
+	fs.Float64Var(&c.reserve, "reserve", 5, "`percent` of a pool that stay free: nothing new is made of it, so that the volumes there can grow into it")
+	fs.Var(&c.topology, "topology", "`segments` of this node: segment=value,...")
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
 	fs.StringVar(&c.driverName, "driver-name", "block.csikit.dev", "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
@@ -104,6 +117,12 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	return c, c.check()
 }
 
+// hasTopology: every process of the driver has to be told the same pools, so that
+// all of them say the same about themselves.
+func (c *config) hasTopology() bool {
+	return len(c.topology) > 0 || slices.ContainsFunc(c.pools.list, func(p poolConfig) bool { return len(p.Segments) > 0 })
+}
+
 func (c *config) check() error {
 	required := func(name, value string) error {
 		return fmt.Errorf("-%s (or %s) is required, for instance -%s %s", name, envName(name), name, value)
@@ -111,11 +130,24 @@ func (c *config) check() error {
 	if c.endpoint == "" {
 		return required("endpoint", "unix:///run/csi/csi.sock")
 	}
-	if c.pool == "" {
+	if len(c.pools.texts) == 0 {
 		return required("pool", "/var/lib/blockdriver")
 	}
-	if !filepath.IsAbs(c.pool) {
-		return fmt.Errorf("-pool %q: want an absolute path", c.pool)
+	if err := c.pools.parse(); err != nil {
+		return err
+	}
+	segments := []topology.Segments{c.topology}
+	for _, p := range c.pools.list {
+		segments = append(segments, p.Segments)
+	}
+	if err := topology.Validate(segments...); err != nil {
+		return fmt.Errorf("-pool and -topology: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	if !(c.overcommit >= 0) {
+		return fmt.Errorf("-overcommit %v: want 0 or more", c.overcommit)
+	}
+	if !(c.reserve >= 0 && c.reserve <= 100) {
+		return fmt.Errorf("-reserve %v: want 0 to 100", c.reserve)
 	}
 	if !slices.Contains([]string{"all", "controller", "node"}, c.mode) {
 		return fmt.Errorf("-mode %q: want controller, node or all", c.mode)

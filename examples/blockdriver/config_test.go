@@ -5,9 +5,12 @@ import (
 	"errors"
 	"flag"
 	"log/slog"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/csikit/csikit/topology"
 )
 
 func TestConfig(t *testing.T) {
@@ -18,14 +21,31 @@ func TestConfig(t *testing.T) {
 	}
 	args := []string{"-node-id", "flag", "-mode=node"}
 	c, err := parseConfig(args, func(k string) string { return env[k] }, nil)
-	want := config{endpoint: "unix:///env.sock", register: "/kubelet/csi.sock", registry: "/registration", mode: "node", pool: "/env", nodeID: "flag", driverName: "block.csikit.dev",
+	want := config{endpoint: "unix:///env.sock", register: "/kubelet/csi.sock", registry: "/registration", mode: "node", pools: poolFlags{[]string{"/env"}, []poolConfig{{Name: "default", Dir: "/env"}}}, overcommit: 10, reserve: 5, nodeID: "flag", driverName: "block.csikit.dev",
 		maxVolumes: 7, drainTimeout: 5 * time.Second, logLevel: slog.LevelDebug, logFormat: "text"}
-	if err != nil || c != want {
+	if err != nil || !reflect.DeepEqual(c, want) {
 		t.Errorf("config is %+v (%v), want %+v", c, err, want)
 	}
 	env["CSIKIT_MAX_VOLUMES"] = "many" // overridden, so it does not matter
 	if _, err := parseConfig(append(args, "-max-volumes=7"), func(k string) string { return env[k] }, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestPools(t *testing.T) {
+	want := []poolConfig{
+		{Name: "default", Dir: "/p"},
+		{Name: "a", Dir: "/a", Segments: topology.Segments{"example.com/zone": "z1", "example.com/rack": "r"}},
+		{Name: "b", Dir: "/b"},
+	}
+	env := func(k string) string {
+		return map[string]string{"CSI_ENDPOINT": "unix:///s.sock", "CSIKIT_POOL": "/p; a=/a/,example.com/zone=z1,example.com/rack=r;b=/b", "CSIKIT_TOPOLOGY": "example.com/zone=z1"}[k]
+	}
+	for _, args := range [][]string{nil, {"-pool", "/p", "-pool", "a=/a,example.com/zone=z1,example.com/rack=r", "-pool=b=/b"}} {
+		c, err := parseConfig(append(args, "-node-id=n"), env, nil)
+		if err != nil || !reflect.DeepEqual(c.pools.list, want) || c.topology["example.com/zone"] != "z1" || !c.hasTopology() {
+			t.Errorf("%v: %+v, %v", args, c, err)
+		}
 	}
 }
 
@@ -36,6 +56,15 @@ func TestBadConfig(t *testing.T) {
 		{"-pool /p", "", "-endpoint (or CSI_ENDPOINT) is required"},
 		{"-endpoint unix:///s.sock", "", "-pool (or CSIKIT_POOL) is required"},
 		{good + "-pool rel", "", `-pool "rel"`},
+		{good + "-pool /q", "", `-pool "/q": another pool is named default too`},
+		{good + "-pool a=/p", "", "has the same directory"},
+		{good + "-pool /q,zone=z", "", "write name=/q,zone=z"},
+		{good + "-pool a=rel", "", `-pool "a=rel"`},
+		{good + "-pool -a=/x", "", `the name "-a"`},
+		{good + "-pool a=/x,zone", "", `-pool "a=/x,zone"`},
+		{good + "-pool a=/x,a.com/zone=z -topology b.com/zone=z", "", "-pool and -topology"},
+		{good + "-overcommit -1", "", "-overcommit -1"},
+		{good + "-reserve 101", "", "-reserve 101"},
 		{good + "-mode both", "", `-mode "both"`},
 		{good + "-log-format xml", "", `-log-format "xml"`},
 		{good + "-log-level loud", "", "log-level"},

@@ -10,8 +10,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // controller is the CSI controller service. It checks what a request means and
@@ -20,10 +22,13 @@ import (
 // offered is left to the embedded stub, which answers UNIMPLEMENTED.
 type controller struct {
 	csi.UnimplementedControllerServer
-	backend Backend
+	backend  Backend
+	topology bool // the plugin has VOLUME_ACCESSIBILITY_CONSTRAINTS
 }
 
-func newController(b Backend) *controller { return &controller{backend: b} }
+func newController(b Backend, topology bool) *controller {
+	return &controller{backend: b, topology: topology}
+}
 
 // controllerCapabilities must agree with the RPCs below.
 var controllerCapabilities = []csi.ControllerServiceCapability_RPC_Type{
@@ -32,6 +37,7 @@ var controllerCapabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
@@ -70,7 +76,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := checkOffered(req); err != nil {
+	if err := c.checkOffered(req); err != nil {
 		return nil, err
 	}
 	accessType, err := accessTypeOf(req.GetVolumeCapabilities())
@@ -85,7 +91,7 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		Name:       req.GetName(),
 		Capacity:   capacityRange(req.GetCapacityRange()),
 		AccessType: accessType,
-		Parameters: parameters,
+		Parameters: parameters, Requirement: req.GetAccessibilityRequirements(),
 	})
 	if err != nil {
 		return nil, err
@@ -177,6 +183,35 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	return resp, nil
 }
 
+// GetCapacity answers for Kubernetes' scheduler, which sends no volume
+// capabilities, and the parameters of the storage class as they are.
+func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	if req.GetAccessibleTopology() != nil && !c.topology {
+		return nil, status.Error(codes.InvalidArgument, "accessible_topology: this driver does not offer the capability; send the request without it")
+	}
+	if checkParameters(ownKeys(req.GetParameters())) != nil {
+		return &csi.GetCapacityResponse{}, nil
+	}
+	least := minimumSize[accessBlock]
+	if len(req.GetVolumeCapabilities()) > 0 {
+		accessType, err := accessTypeOf(req.GetVolumeCapabilities())
+		if err != nil {
+			return &csi.GetCapacityResponse{}, nil // no volume of that kind can be made
+		}
+		least = minimumSize[accessType]
+	}
+	places, err := c.backend.Places(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range places { // volumes have whole MiB
+		places[i].Free = places[i].Free / mib * mib
+	}
+	resp := topology.Capacity(req.GetAccessibleTopology(), places)
+	resp.MinimumVolumeSize = wrapperspb.Int64(least)
+	return resp, nil
+}
+
 // volumeFor returns the volume if it can be used in the way of capability. What
 // no volume can do is found before the volume is looked for, because the CO has
 // to change that first.
@@ -194,17 +229,18 @@ func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.V
 // checkOffered refuses the fields that belong to capabilities which this driver
 // does not have. To ignore them would give the CO an empty volume in place of a
 // clone, or one in the wrong zone.
-func checkOffered(req *csi.CreateVolumeRequest) error {
+func (c *controller) checkOffered(req *csi.CreateVolumeRequest) error {
 	var field string
 	switch {
 	case req.GetVolumeContentSource() != nil:
 		field = "volume_content_source"
-	case req.GetAccessibilityRequirements() != nil:
+	case req.GetAccessibilityRequirements() != nil && !c.topology:
 		field = "accessibility_requirements"
 	case len(req.GetMutableParameters()) > 0:
 		field = "mutable_parameters"
 	default:
-		return nil
+		_, err := topology.Satisfies(req.GetAccessibilityRequirements())
+		return err
 	}
 	return status.Errorf(codes.InvalidArgument, "%s: this driver does not offer the capability; send the request without it", field)
 }
@@ -314,7 +350,10 @@ func capacityRange(r *csi.CapacityRange) CapacityRange {
 }
 
 func csiVolume(v Volume) *csi.Volume {
-	return &csi.Volume{VolumeId: v.ID, CapacityBytes: v.CapacityBytes}
+	return &csi.Volume{
+		VolumeId: v.ID, CapacityBytes: v.CapacityBytes,
+		AccessibleTopology: topology.Accessible(topology.Candidate{Segments: v.Segments}),
+	}
 }
 
 // truncate cuts s to at most n bytes, between characters.

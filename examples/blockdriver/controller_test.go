@@ -45,7 +45,7 @@ func testController(t *testing.T) *controller {
 	t.Helper()
 	b := openBackend(t, t.TempDir(), nil)
 	mustRegister(t, b.pool, "n1", "n2")
-	return newController(b)
+	return newController(b, false)
 }
 
 func (c *controller) mustCreate(t *testing.T, name string, capabilities ...*csi.VolumeCapability) string {
@@ -375,8 +375,6 @@ func TestControllerGetCapabilities(t *testing.T) {
 			t.Errorf("capability %d is %v, want %v", i, got, controllerCapabilities[i])
 		}
 	}
-	_, err = c.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-	wantCode(t, err, codes.Unimplemented)
 	_, err = c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{})
 	wantCode(t, err, codes.Unimplemented)
 	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{})

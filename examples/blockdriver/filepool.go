@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/csikit/csikit/topology"
 )
 
 // pool is a directory that holds volumes as sparse image files:
@@ -27,10 +29,12 @@ import (
 // use, by several processes too, but only one process may register a given
 // node.
 type pool struct {
-	dir     string // absolute
-	root    *os.Root
-	volumes *os.Root
-	nodes   *os.Root
+	dir      string            // absolute
+	name     string            // as the settings call it
+	segments topology.Segments // from where its volumes are accessible
+	root     *os.Root
+	volumes  *os.Root
+	nodes    *os.Root
 
 	// Set by tests. step runs before each step that changes the directory, and
 	// fails it; space stands in for statfs.
@@ -64,9 +68,10 @@ func (v Volume) objectID() string { return v.ID }
 func (v Volume) metadata() any    { return volumeMetadata{formatVersion, v} }
 
 type nodeRecord struct {
-	Version    int    `json:"version"`
-	NodeID     string `json:"node_id"`
-	MaxVolumes int64  `json:"max_volumes,omitempty"` // 0: no limit
+	Version    int               `json:"version"`
+	NodeID     string            `json:"node_id"`
+	MaxVolumes int64             `json:"max_volumes,omitempty"` // 0: no limit
+	Topology   topology.Segments `json:"topology,omitempty"`
 }
 
 // openPool opens the pool in dir. A missing or empty directory becomes a pool;
@@ -207,13 +212,13 @@ func volumeID(name string) string {
 }
 
 // RegisterNode records that nodeID exists, so that the controller can tell it
-// from an unknown one, and how many volumes it takes; 0 is no limit. Call it
-// whenever the node plugin starts.
-func (p *pool) RegisterNode(nodeID string, maxVolumes int64) error {
+// from an unknown one, how many volumes it takes (0: no limit), and where it is.
+// Call it whenever the node plugin starts.
+func (p *pool) RegisterNode(nodeID string, maxVolumes int64, at topology.Segments) error {
 	if !nodeIDPattern.MatchString(nodeID) {
 		return fail("register node", nodeID, "a node ID has 1 to 200 letters, digits, '.', '_' and '-', and begins with a letter or digit; choose another")
 	}
-	data, err := encode(nodeRecord{Version: formatVersion, NodeID: nodeID, MaxVolumes: maxVolumes})
+	data, err := encode(nodeRecord{Version: formatVersion, NodeID: nodeID, MaxVolumes: maxVolumes, Topology: at})
 	if err != nil {
 		return fail("register node", nodeID, "%w", err)
 	}
@@ -263,6 +268,7 @@ func (p *pool) ReadVolume(id string) (Volume, error) {
 		return Volume{}, fail("read volume", id, "metadata %w: it describes volume %q with %d bytes and access type %q; restore %s",
 			errDamaged, m.ID, m.CapacityBytes, m.AccessType, p.file("volumes", id+extMetadata))
 	}
+	m.Volume.Segments = p.segments
 	return m.Volume, nil
 }
 

@@ -64,25 +64,56 @@ func roundUp(required, limit int64) (int64, error) {
 	return size, nil
 }
 
-// checkRoom refuses a volume of size bytes that can never fit, and one whose
-// growth the pool has no room for now. Images are sparse and reserve nothing,
-// so volumes that pass can still fill the pool together; a policy for
-// over-commitment would count what all volumes may still grow to.
-func (p *pool) checkRoom(size, growth int64) error {
-	space := p.space
-	if space == nil {
-		space = p.statfs
+// room returns how large a new volume may be: what is free beyond the reserve and
+// still may be promised.
+func (b *fileBackend) room() (int64, error) {
+	total, free, err := b.measure()
+	if err != nil {
+		return 0, err
 	}
-	total, free, err := space()
-	switch {
-	case err != nil:
+	return min(b.usable(total, free), b.promisable(total)), nil
+}
+
+// usable is what is free beyond the reserve.
+func (b *fileBackend) usable(total, free int64) int64 {
+	return free - int64(float64(total)*b.limits.reserve/100)
+}
+
+// promisable is what volumes and snapshots may still have beyond what those that
+// are there have. Images are sparse: together they may be larger than the pool.
+func (b *fileBackend) promisable(total int64) int64 {
+	most := float64(total) * b.limits.overcommit
+	if b.limits.overcommit == 0 || most >= math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(most) - b.promised.Load()
+}
+
+// checkRoom refuses what would have size bytes and can never fit, what would
+// promise more than the pool may, and what needs more than is free now: a pool that
+// is filled by new volumes breaks those that are in use.
+func (b *fileBackend) checkRoom(size, promise, need int64) error {
+	total, free, err := b.measure()
+	if err != nil {
 		return err
+	}
+	usable, promisable := b.usable(total, free), b.promisable(total)
+	switch {
 	case size > total:
 		return fmt.Errorf("%w: %d bytes are more than the whole pool (%d); request less or enlarge the pool", errOutOfRange, size, total)
-	case growth > free:
-		return fmt.Errorf("%w: the pool has %d bytes free, %d are needed; delete volumes or enlarge the pool", errFull, free, growth)
+	case need > usable:
+		return fmt.Errorf("%w: the pool has %d bytes free, %d of them its reserve, and %d are needed; delete volumes or enlarge the pool", errFull, free, free-usable, need)
+	case promise > promisable:
+		return fmt.Errorf("%w: the pool has %d bytes, promised %d and may promise %v times its size; delete volumes, enlarge the pool or raise -overcommit", errFull, total, b.promised.Load(), b.limits.overcommit)
 	}
 	return nil
+}
+
+func (p *pool) measure() (total, free int64, err error) {
+	if p.space != nil {
+		return p.space()
+	}
+	return p.statfs()
 }
 
 // withSpaceKind gives the errors that mean "no room" their kind. It is not for

@@ -86,7 +86,7 @@ func mustCreate(t *testing.T, b *fileBackend, s VolumeSpec) Volume {
 func mustRegister(t *testing.T, p *pool, nodes ...string) {
 	t.Helper()
 	for _, n := range nodes {
-		if err := p.RegisterNode(n, 0); err != nil {
+		if err := p.RegisterNode(n, 0, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestRegisterNode(t *testing.T) {
 	}
 	defer p.Close()
 	for _, id := range []string{"", ".", "..", ".hidden", "a/b", "../x", "a\x00b", "ä", strings.Repeat("n", 201)} {
-		if err := p.RegisterNode(id, 0); err == nil {
+		if err := p.RegisterNode(id, 0, nil); err == nil {
 			t.Errorf("node %q was accepted", id)
 		}
 		if _, err := p.readNode(id); !errors.Is(err, errNotFound) {
@@ -265,7 +265,7 @@ func TestRegisterNode(t *testing.T) {
 	for _, id := range []string{"n", "node-1.example.com", "N_1", strings.Repeat("n", 200)} {
 		write(t, filepath.Join(dir, "nodes", id+".json.tmp"), "{") // killed before
 		for range 2 {
-			if err := p.RegisterNode(id, 3); err != nil {
+			if err := p.RegisterNode(id, 3, nil); err != nil {
 				t.Errorf("node %q: %v", id, err)
 			}
 		}
@@ -1182,7 +1182,7 @@ func TestConcurrentAttach(t *testing.T) {
 // The last places of a node go to as many as there are, also after a restart.
 func TestAttachLimit(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
-	if err := b.RegisterNode("n", 3); err != nil {
+	if err := b.RegisterNode("n", 3, nil); err != nil {
 		t.Fatal(err)
 	}
 	attach := func(id, node string) error {

@@ -6,10 +6,14 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync/atomic"
+
+	"github.com/csikit/csikit/topology"
 )
 
 // fileBackend is the Backend that keeps its volumes in a pool. One process at a
 // time may have it.
+//
 // What is on the disk decides, see store.
 type fileBackend struct {
 	*pool
@@ -17,6 +21,9 @@ type fileBackend struct {
 	marker *os.File // open for its lock
 
 	vols *store[Volume]
+
+	limits   policy
+	promised atomic.Int64 // bytes that all in the pool have together
 
 	// The pools of one driver share these.
 	*keyLocks
@@ -28,11 +35,15 @@ var _ Backend = (*fileBackend)(nil)
 // newFileBackend takes the pool's lock, finishes what a killed controller left
 // half-done and reads all metadata. A nil logger discards. Close the backend
 // before the pool.
-func newFileBackend(p *pool, log *slog.Logger) (_ *fileBackend, err error) {
+func newFileBackend(p *pool, log *slog.Logger) (*fileBackend, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	b := &fileBackend{pool: p, log: log, keyLocks: new(keyLocks), attached: new(tally)}
+	return newFileBackendOf(p, log, new(keyLocks), new(tally))
+}
+
+func newFileBackendOf(p *pool, log *slog.Logger, locks *keyLocks, attached *tally) (_ *fileBackend, err error) {
+	b := &fileBackend{pool: p, log: log, keyLocks: locks, attached: attached}
 	b.vols = newStore(p, p.volumes, "volumes", volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
 	b.vols.counted = b.count
 	// For writing, because an exclusive lock over NFS demands it.
@@ -57,6 +68,7 @@ func newFileBackend(p *pool, log *slog.Logger) (_ *fileBackend, err error) {
 
 // count follows the index of volumes.
 func (b *fileBackend) count(v Volume, by int64) {
+	b.promised.Add(by * v.CapacityBytes)
 	if a := v.Attachment; a != nil {
 		b.attached.add(a.NodeID, by)
 	}
@@ -86,7 +98,7 @@ func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	}
 	size, err := chooseSize(s.Capacity, s.AccessType)
 	if err == nil {
-		err = b.checkRoom(size, size)
+		err = b.checkRoom(size, size, size)
 	}
 	if err != nil {
 		return Volume{}, fail(op, s.Name, "%w", err)
@@ -98,7 +110,7 @@ func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	if err := b.vols.makeImage(id, size); err != nil {
 		return Volume{}, fail(op, s.Name, "%w", withSpaceKind(err))
 	}
-	v = Volume{ID: id, Name: s.Name, CapacityBytes: size, AccessType: s.AccessType, Parameters: s.Parameters}
+	v = Volume{ID: id, Name: s.Name, CapacityBytes: size, AccessType: s.AccessType, Parameters: s.Parameters, Segments: b.segments}
 	inDoubt, err := b.vols.save(v)
 	if err != nil && inDoubt {
 		return Volume{}, fail(op, s.Name, "%w", err)
@@ -156,7 +168,7 @@ func (b *fileBackend) ExpandVolume(ctx context.Context, id string, r CapacityRan
 	}
 	size, err := chooseGrownSize(r, has)
 	if err == nil && size > has {
-		if err = b.checkRoom(size, size-has); err == nil {
+		if err = b.checkRoom(size, size-v.CapacityBytes, size-has); err == nil {
 			err = b.vols.growImage(id, size)
 		}
 	}
@@ -187,10 +199,13 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 	}
 	node, err := b.readNode(a.NodeID)
 	if errors.Is(err, errNotFound) {
-		return nil, fail(op, id, "node %q %w; start the node plugin there, with the same pool", a.NodeID, errNotFound)
+		return nil, fail(op, id, "node %q %w; start the node plugin there, with the same pool", a.NodeID, errNoNode)
 	}
 	if err != nil {
 		return nil, fail(op, id, "look for node %q: %w", a.NodeID, err)
+	}
+	if err := topology.CheckNode(node.Topology, v.Segments); err != nil {
+		return nil, fail(op, id, "%w: node %q: %w", errUnreachable, a.NodeID, err)
 	}
 	if has := v.Attachment; has != nil {
 		if has.NodeID != a.NodeID {
@@ -253,6 +268,14 @@ func (b *fileBackend) GetVolume(_ context.Context, id string) (Volume, error) {
 		return Volume{}, fail("get volume", id, "%w", err)
 	}
 	return v, nil
+}
+
+func (b *fileBackend) Places(context.Context) ([]topology.Candidate, error) {
+	room, err := b.room()
+	if err != nil {
+		return nil, err
+	}
+	return []topology.Candidate{{Name: b.name, Segments: b.segments, Free: max(0, room)}}, nil
 }
 
 func (b *fileBackend) ListVolumes(_ context.Context, after string, limit int) (page []Volume, next string, err error) {

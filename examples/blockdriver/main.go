@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/nodeops"
@@ -59,12 +60,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		return err
 	}
 	log := newLogger(cfg, stderr)
-	pool, err := openPool(cfg.pool)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-
+	work := new(blocking.Group) // what the kernel may block: all of it is on /debug
 	locks := new(volumelock.Table)
 	sections := []csiserver.Section{csiserver.Rows("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
@@ -75,25 +71,30 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	if cfg.mode != "node" {
-		backend, err := newFileBackend(pool, log)
+		backend, err := openPools(ctx, cfg.pools.list, policy{cfg.overcommit, cfg.reserve}, work, log)
 		if err != nil {
 			return err
 		}
 		defer backend.Close()
-		opts = append(opts, csiserver.WithController(newController(backend)))
+		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())))
 	} else { // every process of a plugin reports the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	}
 	if cfg.mode != "controller" {
-		if err := pool.RegisterNode(cfg.nodeID, cfg.maxVolumes); err != nil {
-			return err
-		}
-		ops, err := nodeops.New(nodeops.Config{Logger: log})
+		pools, err := openNodePools(ctx, cfg, work, log)
 		if err != nil {
 			return err
 		}
-		opts = append(opts, csiserver.WithNode(newNode(cfg, pool, ops)))
+		defer pools.Close()
+		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work})
+		if err != nil {
+			return err
+		}
+		opts = append(opts, csiserver.WithNode(newNode(cfg, pools, ops)))
 		sections = append(sections, csiserver.Rows("in the kernel", ops.Inspect))
+	}
+	if cfg.hasTopology() {
+		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {
@@ -122,7 +123,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		}
 		defer stop()
 	}
-	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pool, "node_id", cfg.nodeID, "version", version)
+	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pools.String(), "node_id", cfg.nodeID, "version", version)
 	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
 }
 

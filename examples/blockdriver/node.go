@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/loopdev"
 	"github.com/csikit/csikit/nodeops"
+	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -16,8 +17,11 @@ import (
 // volumes is what the node needs of the pool. It reads files, so that a node
 // plugin needs no controller in its process, nor one that is up.
 type volumes interface {
-	ReadVolume(id string) (Volume, error) // errNotFound
-	ImagePath(id string) (string, error)  // errNotFound for what is no volume ID; the file need not exist
+	// FindVolume returns the volume and the path of its image, or errNotFound.
+	FindVolume(ctx context.Context, id string) (v Volume, image string, err error)
+	// ImagePaths returns where the image of a volume may be or have been; nothing for
+	// what is no volume ID.
+	ImagePaths(id string) []string
 }
 
 // nodeServer is the node service: attach the image as a loop device at stage,
@@ -26,16 +30,17 @@ type nodeServer struct {
 	csi.UnimplementedNodeServer
 	nodeID     string
 	maxVolumes int64
+	topology   topology.Segments
 	volumes    volumes
 	ops        *nodeops.Node
 }
 
 func newNode(cfg config, v volumes, ops *nodeops.Node) *nodeServer {
-	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, volumes: v, ops: ops}
+	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, topology: cfg.topology, volumes: v, ops: ops}
 }
 
 func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes}, nil
+	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes, AccessibleTopology: n.topology.Topology()}, nil
 }
 
 func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
@@ -55,7 +60,7 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 }
 
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	vol, image, err := n.attached(req.GetVolumeId(), req.GetVolumeCapability())
+	vol, image, err := n.attached(ctx, req.GetVolumeId(), req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
@@ -95,23 +100,25 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 
 func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
 	// Neither the volume nor its metadata need exist any more: the ID names the image.
-	image, err := n.volumes.ImagePath(req.GetVolumeId())
-	if err != nil {
-		return nil, err
+	images := n.volumes.ImagePaths(req.GetVolumeId())
+	if len(images) == 0 {
+		return nil, fail("unstage volume", req.GetVolumeId(), "%w", errNotFound)
 	}
 	if err := n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
 		return nil, err
 	}
 	// nodeops.Unstage answers for file systems; a raw block publication shows at
 	// the device alone.
-	if err := n.detach(ctx, image); err != nil {
-		return nil, err
+	for _, image := range images {
+		if err := n.detach(ctx, image); err != nil {
+			return nil, err
+		}
 	}
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
 func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	vol, image, err := n.attached(req.GetVolumeId(), req.GetVolumeCapability())
+	vol, image, err := n.attached(ctx, req.GetVolumeId(), req.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +156,7 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 }
 
 func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	if _, err := n.volumes.ReadVolume(req.GetVolumeId()); err != nil {
+	if _, _, err := n.volumes.FindVolume(ctx, req.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
@@ -167,16 +174,12 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 }
 
 func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	vol, err := n.volumes.ReadVolume(req.GetVolumeId())
+	vol, image, err := n.volumes.FindVolume(ctx, req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
 	if required := req.GetCapacityRange().GetRequiredBytes(); required > vol.CapacityBytes {
 		return nil, status.Errorf(codes.OutOfRange, "volume %s has %d bytes, %d are required: ControllerExpandVolume comes first", vol.ID, vol.CapacityBytes, required)
-	}
-	image, err := n.volumes.ImagePath(vol.ID)
-	if err != nil {
-		return nil, err
 	}
 	dev, err := findLoop(image)
 	if err != nil {
@@ -199,8 +202,8 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 
 // attached returns the volume and its image if the controller gave it to this
 // node and it can be used in the way asked for.
-func (n *nodeServer) attached(volumeID string, c *csi.VolumeCapability) (Volume, string, error) {
-	vol, err := n.volumes.ReadVolume(volumeID)
+func (n *nodeServer) attached(ctx context.Context, volumeID string, c *csi.VolumeCapability) (Volume, string, error) {
+	vol, image, err := n.volumes.FindVolume(ctx, volumeID)
 	if err != nil {
 		return vol, "", err
 	}
@@ -214,8 +217,7 @@ func (n *nodeServer) attached(volumeID string, c *csi.VolumeCapability) (Volume,
 	if accessType != vol.AccessType {
 		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s was made for access as %s and cannot be used as %s", volumeID, vol.AccessType, accessType)
 	}
-	image, err := n.volumes.ImagePath(volumeID)
-	return vol, image, err
+	return vol, image, nil
 }
 
 // attach makes the image a loop device. One that is there already only learns the

@@ -48,7 +48,7 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	if want := 2 * 58; passed != want {
+	if want := 2 * 59; passed != want {
 		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
 	}
 }
@@ -57,7 +57,7 @@ func TestSanity(t *testing.T) {
 // and why: capabilities that the driver does not have. Nothing else may be skipped,
 // and no spec is filtered out.
 var notOffered = map[string]int{
-	"GetCapacity not supported":                2,
+
 	"Volume Cloning not supported":             4,
 	"Snapshot not supported":                   4, // CreateVolume from one
 	"CreateSnapshot not supported":             12,

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/csikit/csikit/blocking"
+)
+
+// poolSet holds what is made of each pool: the node plugin's pools, or the
+// controller's backends. A pool that is not there at the start, because its file
+// system is not mounted yet, is opened when it is asked for and there.
+type poolSet[T any] struct {
+	configs []poolConfig
+	open    func(poolConfig) (T, error)
+	work    *blocking.Group // a pool may be on a server that does not answer
+	log     *slog.Logger
+
+	mu     sync.Mutex
+	opened map[string]T // by name
+}
+
+// startPatience is how long the start waits for pools of which another one is
+// there.
+const startPatience = 20 * time.Second
+
+// start opens the pools. One that is there is enough.
+func (s *poolSet[T]) start(ctx context.Context) error {
+	s.opened = map[string]T{}
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	err := s.openAway(ctx)
+	if err != nil && len(s.here()) > 0 {
+		s.log.Error("a pool is not there; its volumes have to wait, and so have new ones, which could be there already", "error", err)
+		return nil
+	}
+	return err
+}
+
+// here returns what is open, in the order of the settings.
+func (s *poolSet[T]) here() []T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []T
+	for _, c := range s.configs {
+		if v, ok := s.opened[c.Name]; ok {
+			list = append(list, v)
+		}
+	}
+	return list
+}
+
+// away returns the pools that are not open.
+func (s *poolSet[T]) away() []poolConfig {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.opened) == len(s.configs) {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.configs), func(c poolConfig) bool {
+		_, ok := s.opened[c.Name]
+		return ok
+	})
+}
+
+// openAway tries to open the pools that are not open, all at once, and returns why
+// those that still are not cannot be.
+func (s *poolSet[T]) openAway(ctx context.Context) error {
+	away := s.away()
+	errs := make([]error, len(away))
+	var wg sync.WaitGroup
+	for i, c := range away {
+		wg.Go(func() {
+			_, _, err := s.work.Do(ctx, "open pool "+c.Dir, func() (any, error) { return nil, s.openOne(c) })
+			if err != nil {
+				errs[i] = fmt.Errorf("pool %s: %w", c.Name, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *poolSet[T]) openOne(c poolConfig) error {
+	v, err := s.open(c)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened[c.Name] = v
+	s.log.Info("pool opened", "pool", c.Name, "dir", c.Dir, "topology", c.Segments.String())
+	return nil
+}
+
+// holder returns the one that has the object. While a pool is not there, an object
+// that no other has may be in it: that is UNAVAILABLE, and only with all pools at
+// hand errNotFound.
+func (s *poolSet[T]) holder(ctx context.Context, op, id string, has func(T) bool) (found T, err error) {
+	for _, again := range []bool{false, true} {
+		have := slices.DeleteFunc(s.here(), func(v T) bool { return !has(v) })
+		switch {
+		case len(have) > 1:
+			return found, fail(op, id, "%d pools have it, %w; remove it from all but one with the driver stopped", len(have), errDamaged)
+		case len(have) == 1:
+			return have[0], nil
+		case len(s.away()) == 0:
+			return found, fail(op, id, "%w", errNotFound)
+		case again:
+			continue
+		}
+		if err = s.openAway(ctx); err != nil {
+			err = fail(op, id, "it may be in a pool that is not there: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
+	}
+	return found, err
+}

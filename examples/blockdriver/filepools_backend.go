@@ -1,0 +1,225 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+
+	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/topology"
+)
+
+// filePools is the Backend over all pools of the driver. What it adds to one of
+// them: where a new volume goes, and which pool has the one that is asked for. A
+// volume's ID follows from its name whatever the pool, and a name that no pool has
+// is created only when all pools can be asked.
+type filePools struct {
+	*poolSet[*fileBackend]
+	names keyLocks // of what is being created
+}
+
+var _ Backend = (*filePools)(nil)
+
+// policy is what may be promised of a pool.
+type policy struct {
+	overcommit float64 // times the pool's size that all in it may have together; 0: no limit
+	reserve    float64 // percent of it that stay free
+}
+
+// openPools opens the pools for a controller. Close it after the last operation has
+// returned.
+func openPools(ctx context.Context, configs []poolConfig, limits policy, work *blocking.Group, log *slog.Logger) (*filePools, error) {
+	locks, attached := new(keyLocks), new(tally)
+	m := &filePools{poolSet: &poolSet[*fileBackend]{configs: configs, work: work, log: log}}
+	m.open = func(c poolConfig) (*fileBackend, error) {
+		p, err := openPool(c.Dir)
+		if err != nil {
+			return nil, err
+		}
+		p.name, p.segments = c.Name, c.Segments
+		b, err := newFileBackendOf(p, log, locks, attached)
+		if err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+		b.limits = limits
+		return b, nil
+	}
+	if err := m.start(ctx); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+// Close gives the pools up.
+func (m *filePools) Close() error {
+	var errs []error
+	for _, b := range m.here() {
+		errs = append(errs, b.Close(), b.pool.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// volume returns the backend that has the volume.
+func (m *filePools) volume(ctx context.Context, op, id string) (*fileBackend, error) {
+	if !volumeIDPattern.MatchString(id) {
+		return nil, fail(op, id, "%w", errNotFound)
+	}
+	return m.holder(ctx, op, id, func(b *fileBackend) bool { return b.vols.known(id) })
+}
+
+func (m *filePools) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
+	const op = "create volume"
+	id := volumeID(s.Name)
+	unlock, err := m.names.lock(ctx, op, id)
+	if err != nil {
+		return Volume{}, err
+	}
+	defer unlock()
+	b, err := m.volume(ctx, op, id)
+	if err == nil {
+		return b.CreateVolume(ctx, s)
+	}
+	if !errors.Is(err, errNotFound) {
+		return Volume{}, err
+	}
+	size, err := chooseSize(s.Capacity, s.AccessType)
+	if err != nil {
+		return Volume{}, fail(op, s.Name, "%w", err)
+	}
+	return m.createWhereItFits(ctx, s, size)
+}
+
+// createWhereItFits tries one pool after the other while each turns out to be too
+// full: what is free can change between the look and the creation.
+func (m *filePools) createWhereItFits(ctx context.Context, s VolumeSpec, size int64) (Volume, error) {
+	const op = "create volume"
+	places, err := m.Places(ctx)
+	if err != nil {
+		return Volume{}, fail(op, s.Name, "%w", err)
+	}
+	if len(places) == 1 && s.Requirement == nil {
+		return m.named(places[0].Name).CreateVolume(ctx, s) // its error says more
+	}
+	for {
+		chosen, err := topology.Choose(s.Requirement, size, places)
+		if err != nil {
+			return Volume{}, err
+		}
+		v, err := m.named(chosen[0].Name).CreateVolume(ctx, s)
+		if !errors.Is(err, errFull) {
+			return v, err
+		}
+		places = slices.DeleteFunc(places, func(c topology.Candidate) bool { return c.Name == chosen[0].Name })
+	}
+}
+
+func (m *filePools) named(name string) *fileBackend {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.opened[name]
+}
+
+// Places has the pools that are there, in the order of the settings.
+func (m *filePools) Places(ctx context.Context) ([]topology.Candidate, error) {
+	var places []topology.Candidate
+	for _, b := range m.here() {
+		p, err := b.Places(ctx)
+		if err != nil {
+			m.log.Error("a pool cannot say what is free", "pool", b.name, "error", err)
+			continue
+		}
+		places = append(places, p...)
+	}
+	return places, nil
+}
+
+func (m *filePools) DeleteVolume(ctx context.Context, id string) error {
+	const op = "delete volume"
+	b, err := m.volume(ctx, op, id)
+	if err == nil {
+		return b.DeleteVolume(ctx, id)
+	}
+	if !errors.Is(err, errNotFound) {
+		return err
+	}
+	var errs []error // finish a deletion that has begun, wherever that was
+	for _, b := range m.here() {
+		errs = append(errs, b.DeleteVolume(ctx, id))
+	}
+	return firstOf(errs)
+}
+
+// firstOf returns the first failure: joined ones have no code.
+func firstOf(errs []error) error { return cmp.Or(errs...) }
+
+func (m *filePools) ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error) {
+	b, err := m.volume(ctx, "expand volume", id)
+	if err != nil {
+		return Volume{}, err
+	}
+	return b.ExpandVolume(ctx, id, r)
+}
+
+func (m *filePools) AttachVolume(ctx context.Context, id string, a Attachment) (map[string]string, error) {
+	const op = "attach volume"
+	b, err := m.volume(ctx, op, id)
+	if err != nil {
+		return nil, err
+	}
+	publishContext, err := b.AttachVolume(ctx, id, a)
+	if !errors.Is(err, errNoNode) {
+		return publishContext, err
+	}
+	for _, other := range m.here() { // a node that exists, but has not this pool
+		if _, err := other.readNode(a.NodeID); err == nil {
+			return nil, fail(op, id, "%w: node %q does not have the pool %s; give its node plugin that pool, or run the pod elsewhere", errUnreachable, a.NodeID, b.name)
+		}
+	}
+	return nil, err
+}
+
+func (m *filePools) DetachVolume(ctx context.Context, id, nodeID string) error {
+	b, err := m.volume(ctx, "detach volume", id)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return b.DetachVolume(ctx, id, nodeID)
+}
+
+func (m *filePools) GetVolume(ctx context.Context, id string) (Volume, error) {
+	b, err := m.volume(ctx, "get volume", id)
+	if err != nil {
+		return Volume{}, err
+	}
+	return b.GetVolume(ctx, id)
+}
+
+func (m *filePools) ListVolumes(ctx context.Context, after string, limit int) ([]Volume, string, error) {
+	return merge(m.here(), limit, func(b *fileBackend) ([]Volume, string, error) { return b.ListVolumes(ctx, after, limit) })
+}
+
+// merge makes one page of those of the pools, which all begin behind the same ID.
+func merge[T object](pools []*fileBackend, limit int, page func(*fileBackend) ([]T, string, error)) (all []T, next string, err error) {
+	more := false
+	for _, b := range pools {
+		part, token, err := page(b)
+		if err != nil {
+			return nil, "", err
+		}
+		more = more || token != ""
+		all = append(all, part...)
+	}
+	slices.SortFunc(all, func(x, y T) int { return cmp.Compare(x.objectID(), y.objectID()) })
+	if limit > 0 && len(all) > limit {
+		all, more = all[:limit], true
+	}
+	if more {
+		next = all[len(all)-1].objectID()
+	}
+	return all, next, nil
+}

@@ -1,0 +1,396 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/topology"
+	"google.golang.org/grpc/codes"
+)
+
+const testZone = "topology.example.com/zone"
+
+func zone(names ...string) *csi.TopologyRequirement {
+	r := &csi.TopologyRequirement{}
+	for _, n := range names {
+		r.Requisite = append(r.Requisite, &csi.Topology{Segments: map[string]string{testZone: n}})
+	}
+	r.Preferred = r.Requisite
+	return r
+}
+
+// openTestPools opens the pools a1 and a2 in zone a and b1 in zone b, with as much
+// room as free says, a terabyte otherwise.
+func openTestPools(t *testing.T, dir string, free map[string]int64) *filePools {
+	t.Helper()
+	needLinux(t)
+	var configs []poolConfig
+	for _, name := range []string{"a1", "a2", "b1"} {
+		configs = append(configs, poolConfig{Name: name, Dir: filepath.Join(dir, name), Segments: topology.Segments{testZone: name[:1]}})
+	}
+	m, err := openPools(t.Context(), configs, policy{}, new(blocking.Group), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	for _, b := range m.here() {
+		b.space = func() (int64, int64, error) {
+			if f, ok := free[b.name]; ok {
+				return 1 << 40, f, nil
+			}
+			return 1 << 40, 1 << 39, nil
+		}
+	}
+	return m
+}
+
+func in(name string, r *csi.TopologyRequirement) VolumeSpec {
+	s := spec(name)
+	s.Requirement = r
+	return s
+}
+
+// poolOf says which pool holds the volume on the disk, and that no other does.
+func poolOf(t *testing.T, dir, name string) string {
+	t.Helper()
+	found := ""
+	for _, p := range []string{"a1", "a2", "b1"} {
+		if _, err := os.Stat(filepath.Join(dir, p, "volumes", volumeID(name)+extMetadata)); err == nil {
+			if found != "" {
+				t.Fatalf("%s is in %s and in %s", name, found, p)
+			}
+			found = p
+		}
+	}
+	return found
+}
+
+func TestPlacement(t *testing.T) {
+	free := map[string]int64{"a1": 3 * gib, "a2": 10 * gib, "b1": 5 * gib}
+	for i, test := range []struct {
+		required *csi.TopologyRequirement
+		size     int64
+		want     string
+		code     codes.Code
+	}{
+		{nil, gib, "a2", codes.OK}, // the most free
+		{zone("a"), gib, "a2", codes.OK},
+		{zone("b"), gib, "b1", codes.OK},
+		{zone("b", "a"), gib, "b1", codes.OK}, // the preferred one comes first
+		{zone("b", "a"), 6 * gib, "a2", codes.OK},
+		{zone("b"), 6 * gib, "", codes.ResourceExhausted},
+		{zone("c"), gib, "", codes.ResourceExhausted},
+		{nil, 11 * gib, "", codes.ResourceExhausted},
+	} {
+		dir := t.TempDir()
+		m := openTestPools(t, dir, free)
+		s := in("v", test.required)
+		s.Capacity.Required = test.size
+		v, err := m.CreateVolume(t.Context(), s)
+		wantCode(t, err, test.code)
+		if got := poolOf(t, dir, "v"); got != test.want {
+			t.Errorf("%d: the volume is in %q, want %q", i, got, test.want)
+		}
+		if err == nil && v.Segments[testZone] != test.want[:1] {
+			t.Errorf("%d: accessible from %v", i, v.Segments)
+		}
+	}
+}
+
+// A name is one volume in all pools together, whatever else is asked for, and also
+// when the place that was chosen would now be another one.
+func TestOneNameInAllPools(t *testing.T) {
+	dir, free := t.TempDir(), map[string]int64{}
+	m := openTestPools(t, dir, free)
+	first, err := m.CreateVolume(t.Context(), in("v", zone("b")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	free["b1"] = 0
+	for _, r := range []*csi.TopologyRequirement{nil, zone("b"), zone("a", "b")} {
+		again, err := m.CreateVolume(t.Context(), in("v", r))
+		if err != nil || !reflect.DeepEqual(again, first) {
+			t.Errorf("%v: %+v, %v; first %+v", r, again, err, first)
+		}
+	}
+	_, err = m.CreateVolume(t.Context(), in("v", zone("a")))
+	wantCode(t, err, codes.AlreadyExists, "accessibility_requirements")
+	if got := poolOf(t, dir, "v"); got != "b1" {
+		t.Errorf("in %q", got)
+	}
+}
+
+// A pool that is not there may have any name that the others do not have, and any
+// ID: neither is it created again, nor is its volume said to be gone. What the other
+// pools have goes on, and so does everything when the pool is there again.
+func TestPoolAway(t *testing.T) {
+	dir := t.TempDir()
+	m := openTestPools(t, dir, nil)
+	ctx := t.Context()
+	for name, r := range map[string]*csi.TopologyRequirement{"mine": zone("a"), "away": zone("b")} {
+		if _, err := m.CreateVolume(ctx, in(name, r)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mountPoint, unmounted := filepath.Join(dir, "b1"), filepath.Join(dir, "unmounted")
+	if err := errors.Join(os.Rename(mountPoint, unmounted), os.WriteFile(mountPoint, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	m = openTestPools(t, dir, nil)
+	for _, b := range m.here() {
+		if err := b.RegisterNode("n", 0, topology.Segments{testZone: "a"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	away := volumeID("away")
+	for what, op := range map[string]func() error{
+		"create again": func() error { _, err := m.CreateVolume(ctx, in("away", zone("a", "b"))); return err },
+		"create a new": func() error { _, err := m.CreateVolume(ctx, in("new", zone("a"))); return err },
+		"get":          func() error { _, err := m.GetVolume(ctx, away); return err },
+		"delete":       func() error { return m.DeleteVolume(ctx, away) },
+		"detach":       func() error { return m.DetachVolume(ctx, away, "n") },
+		"attach":       func() error { _, err := m.AttachVolume(ctx, away, Attachment{NodeID: "n"}); return err },
+		"expand":       func() error { _, err := m.ExpandVolume(ctx, away, CapacityRange{}); return err },
+	} {
+		t.Run(what, func(t *testing.T) { wantCode(t, op(), codes.Unavailable, "pool b1", mountPoint) })
+	}
+	mine := volumeID("mine")
+	_, err := m.CreateVolume(ctx, in("mine", zone("a")))
+	wantCode(t, err, codes.OK)
+	_, err = m.AttachVolume(ctx, mine, Attachment{NodeID: "n"})
+	wantCode(t, errors.Join(err, m.DetachVolume(ctx, mine, "n")), codes.OK)
+	if got, _, err := m.ListVolumes(ctx, "", 0); err != nil || len(got) != 1 || got[0].ID != mine {
+		t.Errorf("list: %+v, %v", got, err)
+	}
+
+	if err := errors.Join(os.Remove(mountPoint), os.Rename(unmounted, mountPoint)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = m.CreateVolume(ctx, in("away", zone("a", "b")))
+	wantCode(t, err, codes.OK)
+	if got := poolOf(t, dir, "away"); got != "b1" {
+		t.Errorf("created a second time, in %q", got)
+	}
+}
+
+// Two pools with one volume, such as a copy of a pool's file system that was mounted
+// beside it: nobody can say which one is meant.
+func TestVolumeInTwoPools(t *testing.T) {
+	dir := t.TempDir()
+	m := openTestPools(t, dir, nil)
+	if _, err := m.CreateVolume(t.Context(), in("v", zone("b"))); err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	for _, ext := range []string{extImage, extMetadata} {
+		if err := os.Link(filepath.Join(dir, "b1", "volumes", volumeID("v")+ext), filepath.Join(dir, "a1", "volumes", volumeID("v")+ext)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m = openTestPools(t, dir, nil)
+	_, err := m.CreateVolume(t.Context(), in("v", nil))
+	wantCode(t, err, codes.DataLoss, "2 pools")
+	wantCode(t, m.DeleteVolume(t.Context(), volumeID("v")), codes.DataLoss, "2 pools")
+}
+
+// A node is told apart by pool: one that has not the pool cannot have its volumes,
+// nor can one that is elsewhere.
+func TestAttachAcrossPools(t *testing.T) {
+	m := openTestPools(t, t.TempDir(), nil)
+	ctx := t.Context()
+	register := func(pool, node string, limit int64) {
+		t.Helper()
+		if err := m.named(pool).RegisterNode(node, limit, topology.Segments{testZone: node[:1]}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	register("a1", "a-node", 2)
+	register("b1", "b-node", 0)
+	register("b1", "a-node", 2)
+	free := map[string]string{}
+	for i, r := range []*csi.TopologyRequirement{zone("a"), zone("a"), zone("b")} {
+		v, err := m.CreateVolume(ctx, in(fmt.Sprint(i), r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		free[fmt.Sprint(i)] = v.ID
+	}
+	attach := func(id, node string) error {
+		_, err := m.AttachVolume(ctx, id, Attachment{NodeID: node})
+		return err
+	}
+	wantCode(t, attach(free["0"], "nobody"), codes.NotFound, `"nobody"`)
+	wantCode(t, attach(free["0"], "b-node"), codes.FailedPrecondition, `"b-node"`, "does not have the pool")
+	wantCode(t, attach(free["2"], "a-node"), codes.FailedPrecondition, `"a-node"`, testZone)
+	wantCode(t, attach(free["2"], "b-node"), codes.OK)
+}
+
+// The limit of a node is for all pools together, also after a restart.
+func TestAttachLimitAcrossPools(t *testing.T) {
+	dir := t.TempDir()
+	m := openTestPools(t, dir, nil)
+	ctx := t.Context()
+	for _, p := range []string{"a1", "a2", "b1"} {
+		if err := m.named(p).RegisterNode("n", 2, nil); err != nil {
+			t.Fatal(err)
+		}
+		m.named(p).segments = nil // reached from everywhere
+		s := spec(p)
+		if _, err := m.named(p).CreateVolume(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	attach := func(name string) error {
+		_, err := m.AttachVolume(ctx, volumeID(name), Attachment{NodeID: "n"})
+		return err
+	}
+	wantCode(t, attach("a1"), codes.OK)
+	wantCode(t, attach("b1"), codes.OK)
+	wantCode(t, attach("a2"), codes.ResourceExhausted, "has 2 volumes")
+	m.Close()
+	m = openTestPools(t, dir, nil)
+	for _, b := range m.here() {
+		b.segments = nil
+	}
+	if err := m.DetachVolume(ctx, volumeID("a1"), ""); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.named("a1").attached.count("n"); got != 1 {
+		t.Errorf("%d are counted, want 1", got)
+	}
+}
+
+// Pages follow one another over all pools, while volumes come and go.
+func TestListAcrossPools(t *testing.T) {
+	m := openTestPools(t, t.TempDir(), nil)
+	ctx := context.Background()
+	want := map[string]bool{}
+	for i := range 30 {
+		v, err := m.CreateVolume(ctx, in(fmt.Sprint(i), zone([]string{"a", "b"}[i%2])))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[v.ID] = true
+	}
+	for token, n := "", 0; ; n++ {
+		page, next, err := m.ListVolumes(ctx, token, 7)
+		if err != nil || len(page) > 7 {
+			t.Fatalf("%d volumes, %v", len(page), err)
+		}
+		for _, v := range page {
+			if !want[v.ID] {
+				t.Errorf("%s a second time", v.ID)
+			}
+			delete(want, v.ID)
+		}
+		// The volume of the token goes, and one comes that nobody has to see.
+		if err := m.DeleteVolume(ctx, page[len(page)-1].ID); err != nil {
+			t.Fatal(err)
+		}
+		if v, err := m.CreateVolume(ctx, in(fmt.Sprint("new", n), nil)); err != nil {
+			t.Fatal(err)
+		} else {
+			want[v.ID] = true
+		}
+		if token = next; token == "" {
+			break
+		}
+	}
+	for name := range 30 {
+		if want[volumeID(fmt.Sprint(name))] {
+			t.Errorf("%d was there all the time and is in no page", name)
+		}
+	}
+	_, _, err := m.ListVolumes(ctx, "7", 7)
+	wantCode(t, err, codes.Aborted)
+}
+
+func TestOvercommit(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.space = func() (int64, int64, error) { return 10 * gib, 9 * gib, nil }
+	b.limits = policy{overcommit: 2, reserve: 20} // 20 GiB may be promised, 7 are usable
+	create := func(name string, size int64) error {
+		s := spec(name)
+		s.Capacity.Required = size
+		_, err := b.CreateVolume(t.Context(), s)
+		return err
+	}
+	free := func() int64 {
+		places, err := b.Places(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return places[0].Free
+	}
+	wantCode(t, create("a", 8*gib), codes.ResourceExhausted, "its reserve")
+	wantCode(t, create("a", 7*gib), codes.OK)
+	wantCode(t, create("b", 7*gib), codes.OK)
+	if free() != 6*gib {
+		t.Errorf("%d GiB may be asked for, want 6", free()/gib)
+	}
+	wantCode(t, create("c", 7*gib), codes.ResourceExhausted, "-overcommit")
+	wantCode(t, create("c", 6*gib), codes.OK)
+	_, err := b.ExpandVolume(t.Context(), volumeID("c"), CapacityRange{Required: 6*gib + 1})
+	wantCode(t, err, codes.ResourceExhausted, "-overcommit")
+	b2 := reopen(t, b)
+	b2.space, b2.limits = b.space, b.limits
+	if b = b2; free() != 0 {
+		t.Errorf("after a restart %d bytes may be asked for, want none", free())
+	}
+	if err := b.DeleteVolume(t.Context(), volumeID("a")); err != nil {
+		t.Fatal(err)
+	}
+	if free() != 7*gib {
+		t.Errorf("after a deletion %d GiB may be asked for, want 7", free()/gib)
+	}
+	// Nothing new below the reserve; what is there stays.
+	b.space = func() (int64, int64, error) { return 10 * gib, gib, nil }
+	wantCode(t, create("d", mib*16), codes.ResourceExhausted, "its reserve")
+	wantCode(t, create("c", 6*gib), codes.OK)
+	if free() != 0 {
+		t.Errorf("%d bytes may be asked for, want none", free())
+	}
+}
+
+func TestControllerTopology(t *testing.T) {
+	m := openTestPools(t, t.TempDir(), map[string]int64{"a1": 3*gib + 1, "a2": 2 * gib, "b1": 5 * gib})
+	c := newController(m, true)
+	ctx := t.Context()
+	create := &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: caps(mountCap("", writer)), AccessibilityRequirements: zone("b")}
+	resp, err := c.CreateVolume(ctx, create)
+	if err != nil || !reflect.DeepEqual(resp.GetVolume().GetAccessibleTopology()[0].GetSegments(), map[string]string{testZone: "b"}) {
+		t.Errorf("%v, %v", resp, err)
+	}
+	create.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: zone("a").Requisite, Preferred: zone("b").Preferred}
+	_, err = c.CreateVolume(ctx, create)
+	wantCode(t, err, codes.InvalidArgument)
+
+	for _, test := range []struct {
+		req      *csi.GetCapacityRequest
+		sum, max int64
+	}{
+		{&csi.GetCapacityRequest{}, 10 * gib, 5 * gib},
+		{&csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0], Parameters: map[string]string{"csi.storage.k8s.io/fstype": "xfs"}}, 5 * gib, 3 * gib},
+		{&csi.GetCapacityRequest{AccessibleTopology: zone("c").Requisite[0]}, 0, 0},
+		{&csi.GetCapacityRequest{Parameters: map[string]string{"unknown": "x"}}, 0, 0},
+		{&csi.GetCapacityRequest{VolumeCapabilities: caps(mountCap("", everywhere))}, 0, 0},
+	} {
+		resp, err := c.GetCapacity(ctx, test.req)
+		if err != nil || resp.GetAvailableCapacity() != test.sum || resp.GetMaximumVolumeSize().GetValue() != test.max {
+			t.Errorf("%v: %v, %v; want %d and %d", test.req, resp, err, test.sum, test.max)
+		}
+	}
+	_, err = newController(m, false).GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0]})
+	wantCode(t, err, codes.InvalidArgument)
+}
