@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/topology"
@@ -24,7 +25,8 @@ import (
 // nothing was done.
 type Backend interface {
 	// CreateVolume makes the volume, or returns the one of that name when it
-	// fits s. errConflict lists the differences.
+	// fits s. errConflict lists the differences. A copy of a large source may take
+	// longer than ctx: see [blocking.PendingError].
 	CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error)
 	// DeleteVolume removes the volume and its data. An unknown volume is no
 	// error; an attached one is errInUse.
@@ -40,6 +42,19 @@ type Backend interface {
 	DetachVolume(ctx context.Context, id, nodeID string) error
 	// GetVolume returns errNotFound for a volume that is not there.
 	GetVolume(ctx context.Context, id string) (Volume, error)
+	// CreateSnapshot makes the snapshot, or returns the one of that name when it
+	// fits s. It returns when the cut is made: what is written to the volume later
+	// is not in it. A volume that is attached is cut at one moment, or it is
+	// errInUse.
+	CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error)
+	// DeleteSnapshot removes the snapshot. Volumes made from it, and its source, have
+	// nothing to do with that. An unknown snapshot is no error.
+	DeleteSnapshot(ctx context.Context, id string) error
+	// GetSnapshot returns errNotFound for a snapshot that is not there.
+	GetSnapshot(ctx context.Context, id string) (Snapshot, error)
+	// ListSnapshots is as ListVolumes, for the snapshots of one volume, or of all
+	// when sourceVolumeID is empty.
+	ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) (page []Snapshot, next string, err error)
 	// Places returns from where the storage is accessible and what is free there,
 	// for the choice of a place and for GetCapacity.
 	Places(ctx context.Context) ([]topology.Candidate, error)
@@ -61,8 +76,60 @@ type Volume struct {
 	CapacityBytes int64             `json:"capacity_bytes"`
 	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
 	Parameters    map[string]string `json:"parameters,omitempty"`
+	Source        *Source           `json:"source,omitempty"`     // what it was made from; nil: nothing
+	HoldsData     bool              `json:"holds_data,omitempty"` // the source was not blank
 	Attachment    *Attachment       `json:"attachment,omitempty"` // nil: not attached
+	Generation    int64             `json:"generation,omitempty"` // differs whenever somebody may have written to it
 	Segments      topology.Segments `json:"-"`                    // from where it is accessible; none: from everywhere
+}
+
+// Source names a volume or a snapshot.
+type Source struct {
+	VolumeID   string `json:"volume_id,omitempty"`
+	SnapshotID string `json:"snapshot_id,omitempty"`
+}
+
+func (s *Source) String() string {
+	switch {
+	case s == nil:
+		return "nothing"
+	case s.VolumeID != "":
+		return "volume " + s.VolumeID
+	}
+	return "snapshot " + s.SnapshotID
+}
+
+// Snapshot is a snapshot as the backend knows it. It is ready to use.
+type Snapshot struct {
+	ID             string    `json:"id"`
+	Name           string    `json:"name"` // the CO's name, from which the ID is derived
+	SourceVolumeID string    `json:"source_volume_id"`
+	SizeBytes      int64     `json:"size_bytes"`
+	AccessType     string    `json:"access_type"` // of the source volume
+	CreatedAt      time.Time `json:"created_at"`  // of the cut
+	HoldsData      bool      `json:"holds_data,omitempty"`
+	GroupID        string    `json:"group_id,omitempty"`
+}
+
+// SnapshotSpec is what CreateSnapshot is asked for.
+type SnapshotSpec struct {
+	Name           string
+	SourceVolumeID string
+}
+
+// differences lists what keeps s from being the snapshot that is described.
+func (s Snapshot) differences(wanted SnapshotSpec) []string {
+	var diff []string
+	if s.Name != wanted.Name {
+		diff = append(diff, fmt.Sprintf("name: snapshot has %q, request wants %q", s.Name, wanted.Name))
+	}
+	if s.SourceVolumeID != wanted.SourceVolumeID {
+		diff = append(diff, fmt.Sprintf("source volume: snapshot has %s, request wants %s", s.SourceVolumeID, wanted.SourceVolumeID))
+	}
+	if s.GroupID != "" {
+		diff = append(diff, fmt.Sprintf("it is a part of the group snapshot %s", s.GroupID))
+	}
+	return diff
 }
 
 // Attachment says to which node a volume is attached, and how. One is enough:
@@ -79,6 +146,7 @@ type VolumeSpec struct {
 	Capacity   CapacityRange
 	AccessType string
 	Parameters map[string]string
+	Source     *Source // nil: an empty volume
 	// Requirement says from where the volume has to be accessible; nil: from
 	// anywhere. It was checked for what the spec forbids.
 	Requirement *csi.TopologyRequirement `json:"-"`
@@ -106,6 +174,9 @@ func (v Volume) differences(s VolumeSpec) []string {
 	}
 	if v.AccessType != s.AccessType {
 		diff = append(diff, fmt.Sprintf("access type: volume has %s, request wants %s", v.AccessType, s.AccessType))
+	}
+	if has, wants := v.Source.String(), s.Source.String(); has != wants {
+		diff = append(diff, fmt.Sprintf("source: volume was made from %s, request wants %s", has, wants))
 	}
 	if ok, err := topology.Satisfies(s.Requirement, v.Segments); !ok {
 		diff = append(diff, fmt.Sprintf("accessibility_requirements: the volume is accessible from %s (%v)", v.Segments, err))
@@ -156,6 +227,7 @@ var (
 	errOutOfRange  = errors.New("out of range")
 	errFull        = errors.New("no space")
 	errBusy        = errors.New("another operation is pending")
+	errInvalid     = errors.New("not possible")
 	errBadToken    = errors.New("not a token of this list")
 	errDamaged     = errors.New("damaged")
 )
@@ -172,6 +244,7 @@ var codeOf = []struct {
 	{errOutOfRange, codes.OutOfRange},
 	{errFull, codes.ResourceExhausted},
 	{errBusy, codes.Aborted},
+	{errInvalid, codes.InvalidArgument},
 	{errBadToken, codes.Aborted},
 	{errDamaged, codes.DataLoss},
 	{context.Canceled, codes.Canceled},

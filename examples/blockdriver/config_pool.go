@@ -68,7 +68,7 @@ func parsePool(text string) (p poolConfig, err error) {
 		head, segments, _ := strings.Cut(text, ",")
 		name, dir, found := strings.Cut(head, "=")
 		if !found || !filepath.IsAbs(dir) {
-			return p, fmt.Errorf("want an absolute path, or name=/path,segment=value,...")
+			return p, fmt.Errorf("want an absolute path, or name=/path and its segments, each behind a comma: segment=value")
 		}
 		if !poolNamePattern.MatchString(name) {
 			return p, fmt.Errorf("the name %q: want up to 63 letters, digits, '.', '_' and '-'", name)

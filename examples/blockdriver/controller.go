@@ -39,6 +39,10 @@ var controllerCapabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 	csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 	csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+	csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
@@ -76,8 +80,11 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := c.checkOffered(req); err != nil {
+	if err := c.checkRequirement(req.GetAccessibilityRequirements()); err != nil {
 		return nil, err
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return nil, status.Error(codes.InvalidArgument, "mutable_parameters: this driver does not offer the capability; send the request without it")
 	}
 	accessType, err := accessTypeOf(req.GetVolumeCapabilities())
 	if err != nil {
@@ -87,11 +94,15 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err := checkParameters(parameters); err != nil {
 		return nil, err
 	}
+	source, err := contentSource(req.GetVolumeContentSource())
+	if err != nil {
+		return nil, err
+	}
 	v, err := c.backend.CreateVolume(ctx, VolumeSpec{
 		Name:       req.GetName(),
 		Capacity:   capacityRange(req.GetCapacityRange()),
 		AccessType: accessType,
-		Parameters: parameters, Requirement: req.GetAccessibilityRequirements(),
+		Parameters: parameters, Source: source, Requirement: req.GetAccessibilityRequirements(),
 	})
 	if err != nil {
 		return nil, err
@@ -164,11 +175,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 }
 
 func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	limit := maxPage
-	if n := int(req.GetMaxEntries()); n > 0 {
-		limit = min(n, maxPage)
-	}
-	page, next, err := c.backend.ListVolumes(ctx, req.GetStartingToken(), limit)
+	page, next, err := c.backend.ListVolumes(ctx, req.GetStartingToken(), pageSize(req.GetMaxEntries()))
 	if err != nil {
 		return nil, err
 	}
@@ -226,23 +233,15 @@ func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.V
 	return v, checkFits(v, capability)
 }
 
-// checkOffered refuses the fields that belong to capabilities which this driver
-// does not have. To ignore them would give the CO an empty volume in place of a
-// clone, or one in the wrong zone.
-func (c *controller) checkOffered(req *csi.CreateVolumeRequest) error {
-	var field string
-	switch {
-	case req.GetVolumeContentSource() != nil:
-		field = "volume_content_source"
-	case req.GetAccessibilityRequirements() != nil && !c.topology:
-		field = "accessibility_requirements"
-	case len(req.GetMutableParameters()) > 0:
-		field = "mutable_parameters"
-	default:
-		_, err := topology.Satisfies(req.GetAccessibilityRequirements())
-		return err
+// checkRequirement refuses what belongs to a capability that this driver does not
+// have, because to ignore it would give the CO a volume in the wrong zone, and a
+// requirement that the spec forbids.
+func (c *controller) checkRequirement(r *csi.TopologyRequirement) error {
+	if r != nil && !c.topology {
+		return status.Error(codes.InvalidArgument, "accessibility_requirements: this driver does not offer the capability; send the request without it")
 	}
-	return status.Errorf(codes.InvalidArgument, "%s: this driver does not offer the capability; send the request without it", field)
+	_, err := topology.Satisfies(r)
+	return err
 }
 
 // accessTypeOf returns the one access type that satisfies all the capabilities.
@@ -345,13 +344,20 @@ func ownKeys(m map[string]string) map[string]string {
 	return own
 }
 
+func pageSize(maxEntries int32) int {
+	if maxEntries > 0 {
+		return min(int(maxEntries), maxPage)
+	}
+	return maxPage
+}
+
 func capacityRange(r *csi.CapacityRange) CapacityRange {
 	return CapacityRange{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
 }
 
 func csiVolume(v Volume) *csi.Volume {
 	return &csi.Volume{
-		VolumeId: v.ID, CapacityBytes: v.CapacityBytes,
+		VolumeId: v.ID, CapacityBytes: v.CapacityBytes, ContentSource: csiSource(v.Source),
 		AccessibleTopology: topology.Accessible(topology.Candidate{Segments: v.Segments}),
 	}
 }

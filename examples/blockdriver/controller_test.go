@@ -93,6 +93,10 @@ func TestControllerCreateVolume(t *testing.T) {
 		{name: "mount group", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(groupCap())}, want: "ext4"},
 		{name: "source", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), VolumeContentSource: &csi.VolumeContentSource{}},
 			code: codes.InvalidArgument, texts: []string{"volume_content_source"}},
+		{name: "unknown source", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), VolumeContentSource: csiSource(&Source{VolumeID: "vol-1"})},
+			code: codes.NotFound, texts: []string{"source"}},
+		{name: "unknown snapshot", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), VolumeContentSource: csiSource(&Source{SnapshotID: "snap-1"})},
+			code: codes.NotFound, texts: []string{"source"}},
 		{name: "mutable parameters", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), MutableParameters: map[string]string{"a": "b"}},
 			code: codes.InvalidArgument, texts: []string{"mutable_parameters"}},
 		{name: "topology", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), AccessibilityRequirements: &csi.TopologyRequirement{}},
@@ -375,8 +379,6 @@ func TestControllerGetCapabilities(t *testing.T) {
 			t.Errorf("capability %d is %v, want %v", i, got, controllerCapabilities[i])
 		}
 	}
-	_, err = c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{})
-	wantCode(t, err, codes.Unimplemented)
 	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{})
 	wantCode(t, err, codes.Unimplemented)
 }

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +19,7 @@ import (
 // pool is a directory that holds volumes as sparse image files:
 //
 //	.csikit-pool            the marker; the controller holds a lock on it
-//	volumes/                see store
+//	volumes/, snapshots/    see store
 //	nodes/<node>.json       written by the node plugin when it starts
 //
 // A pool by itself has only what the node plugin needs and takes no lock;
@@ -29,12 +27,15 @@ import (
 // use, by several processes too, but only one process may register a given
 // node.
 type pool struct {
-	dir      string            // absolute
-	name     string            // as the settings call it
-	segments topology.Segments // from where its volumes are accessible
-	root     *os.Root
-	volumes  *os.Root
-	nodes    *os.Root
+	dir       string            // absolute
+	name      string            // as the settings call it
+	segments  topology.Segments // from where its volumes are accessible
+	root      *os.Root
+	volumes   *os.Root
+	snapshots *os.Root
+	nodes     *os.Root
+
+	reflink bool // files can share blocks; found out by the controller
 
 	// Set by tests. step runs before each step that changes the directory, and
 	// fails it; space stands in for statfs.
@@ -100,6 +101,9 @@ func openPool(dir string) (_ *pool, err error) {
 	if p.volumes, err = p.openDir("volumes"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
+	if p.snapshots, err = p.openDir("snapshots"); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
 	if p.nodes, err = p.openDir("nodes"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
@@ -120,7 +124,7 @@ func (p *pool) openDir(name string) (*os.Root, error) {
 // returned.
 func (p *pool) Close() error {
 	var errs []error
-	for _, r := range []*os.Root{p.volumes, p.nodes, p.root} {
+	for _, r := range []*os.Root{p.volumes, p.snapshots, p.nodes, p.root} {
 		if r != nil {
 			errs = append(errs, r.Close())
 		}
@@ -207,8 +211,7 @@ var (
 // volumeID derives the ID from the name, so that finding a volume by its name
 // needs no index that could disagree.
 func volumeID(name string) string {
-	sum := sha256.Sum256([]byte(name))
-	return "vol-" + hex.EncodeToString(sum[:])[:32]
+	return "vol-" + digest(name)
 }
 
 // RegisterNode records that nodeID exists, so that the controller can tell it

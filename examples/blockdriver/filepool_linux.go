@@ -1,8 +1,10 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/bits"
 	"os"
@@ -64,4 +66,59 @@ func holdsData(f *os.File) (bool, error) {
 		return true, nil
 	}
 	return err == nil, err
+}
+
+// canReflink finds out whether files of the pool can share blocks.
+func (p *pool) canReflink() bool {
+	base := markerName + "." + rand.Text()
+	var files [2]*os.File
+	for i := range files {
+		name := fmt.Sprintf("%s.%d%s", base, i, extTemp)
+		f, err := p.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return false
+		}
+		defer p.root.Remove(name)
+		defer f.Close()
+		files[i] = f
+	}
+	_, err := files[0].Write(make([]byte, 4096))
+	return err == nil && cloneFile(files[1], files[0]) == nil
+}
+
+// cloneFile makes all of src the content of dst, which then share their blocks. It
+// excludes writers to src, and what they wrote before is flushed first.
+func cloneFile(dst, src *os.File) error {
+	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
+		return fmt.Errorf("clone %s: %w", src.Name(), err)
+	}
+	return nil
+}
+
+// nextData returns where data begins and ends, from at on. io.EOF: there is no more.
+func nextData(f *os.File, at int64) (start, end int64, err error) {
+	start, err = f.Seek(at, unix.SEEK_DATA)
+	switch {
+	case errors.Is(err, unix.ENXIO):
+		return 0, 0, io.EOF
+	case errors.Is(err, unix.EINVAL): // everything is data
+		info, err := f.Stat()
+		if err == nil && at >= info.Size() {
+			err = io.EOF
+		}
+		return at, info.Size(), err
+	case err != nil:
+		return 0, 0, err
+	}
+	end, err = f.Seek(start, unix.SEEK_HOLE)
+	return start, end, err
+}
+
+// allocated returns how many bytes of its file system f takes.
+func allocated(f *os.File) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, err
+	}
+	return st.Blocks * 512, nil
 }

@@ -66,3 +66,29 @@ func (t *tally) count(nodeID string) int64 {
 	defer t.mu.Unlock()
 	return t.of[nodeID]
 }
+
+// jobs counts the work that goes on without a caller.
+type jobs struct {
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup
+}
+
+func (j *jobs) begin() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !j.closed {
+		j.wg.Add(1)
+	}
+	return !j.closed
+}
+
+func (j *jobs) end() { j.wg.Done() }
+
+// close waits until no work is under way, and lets none begin.
+func (j *jobs) close() {
+	j.mu.Lock()
+	j.closed = true
+	j.mu.Unlock()
+	j.wg.Wait()
+}

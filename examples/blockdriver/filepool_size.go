@@ -37,6 +37,16 @@ func chooseSize(r CapacityRange, accessType string) (int64, error) {
 	return size, nil
 }
 
+// chooseCopySize picks the size of a volume that is made from a source of size
+// bytes.
+func chooseCopySize(r CapacityRange, accessType string, size int64) (int64, error) {
+	if r.Limit != 0 && r.Limit < size {
+		return 0, fmt.Errorf("%w: the source has %d bytes, more than limit_bytes %d; raise the limit", errOutOfRange, size, r.Limit)
+	}
+	r.Required = max(r.Required, size)
+	return chooseSize(r, accessType)
+}
+
 // chooseGrownSize picks the size that a volume is to grow to; it is current if
 // that is large enough.
 func chooseGrownSize(r CapacityRange, current int64) (int64, error) {

@@ -19,6 +19,7 @@ import (
 //	<id>.json       metadata; an object exists exactly as long as this file does
 //	<id>.img        the image, of those that have one
 //	<id>.deleting   the metadata of an object whose deletion has begun and will be finished
+//	<id>.copying    the image is being made as a copy, see imageCopy
 //	<id>.json.tmp   metadata being written
 //
 // What is on the disk decides; the index in memory only spares reading it. A
@@ -41,7 +42,8 @@ type store[T object] struct {
 
 	mu     sync.Mutex
 	index  map[string]record[T]
-	sorted []string // the keys of index
+	sorted []string        // the keys of index
+	begun  map[string]bool // of which a part of a copy is there
 }
 
 // object is what a store keeps.
@@ -60,7 +62,7 @@ type record[T object] struct {
 
 func newStore[T object](p *pool, dir *os.Root, name string, ids *regexp.Regexp, log *slog.Logger, read func(string) (T, error), bare func(string) T) *store[T] {
 	return &store[T]{pool: p, dir: dir, name: name, ids: ids, log: log, read: read, bare: bare,
-		counted: func(T, int64) {}, index: map[string]record[T]{}}
+		counted: func(T, int64) {}, index: map[string]record[T]{}, begun: map[string]bool{}}
 }
 
 // known reports whether the object is there, be it in doubt.
@@ -227,6 +229,9 @@ func (s *store[T]) clear(id string) error {
 	if err := s.pool.remove(s.dir, id+extMetadata+extTemp); err != nil {
 		return err
 	}
+	if err := s.dropCopy(id); err != nil {
+		return err
+	}
 	return s.removeUncommitted(id + extImage)
 }
 
@@ -315,7 +320,7 @@ func (s *store[T]) repair(loaded func(T) error) error {
 		return err
 	}
 	// Metadata before marks and images, which are judged by it.
-	rank := map[string]int{extTemp: 1, extMetadata: 2, extDeleting: 3, extImage: 4}
+	rank := map[string]int{extTemp: 1, extMetadata: 2, extDeleting: 3, extCopying: 3, extImage: 4}
 	slices.SortFunc(names, func(x, y string) int {
 		return cmp.Or(cmp.Compare(rank[extension(x)], rank[extension(y)]), cmp.Compare(x, y))
 	})
@@ -337,7 +342,7 @@ func extension(name string) string {
 
 func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 	switch ext := extension(name); {
-	case ext == extTemp && s.ids.MatchString(strings.TrimSuffix(id, extMetadata)):
+	case ext == extTemp && s.ids.MatchString(strings.TrimSuffix(id, extension(id))):
 		return s.pool.remove(s.dir, name)
 	case !s.ids.MatchString(id):
 		s.log.Warn("pool holds a file that is not csikit's", "file", s.pool.file(s.name, name))
@@ -350,7 +355,13 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 		return s.pool.remove(s.dir, name)
 	case ext == extDeleting:
 		return s.finishDelete(id)
-	case ext == extImage && !s.known(id):
+	case ext == extCopying && s.known(id): // and complete
+		return s.pool.remove(s.dir, name)
+	case ext == extCopying && s.pool.reflink: // a cut is made anew
+		return s.dropCopy(id)
+	case ext == extCopying:
+		s.setBegun(id, true)
+	case ext == extImage && !s.claimed(id):
 		return s.removeUncommitted(name)
 	}
 	return nil

@@ -3,11 +3,15 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/topology"
 )
 
@@ -20,7 +24,17 @@ type fileBackend struct {
 	log    *slog.Logger
 	marker *os.File // open for its lock
 
-	vols *store[Volume]
+	vols  *store[Volume]
+	snaps *store[Snapshot]
+
+	// What takes long goes on when its caller has gone, until the backend is closed.
+	work *blocking.Group
+	life context.Context
+	stop context.CancelFunc
+	jobs jobs
+
+	pinsMu sync.Mutex
+	pins   pins
 
 	limits   policy
 	promised atomic.Int64 // bytes that all in the pool have together
@@ -39,11 +53,14 @@ func newFileBackend(p *pool, log *slog.Logger) (*fileBackend, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return newFileBackendOf(p, log, new(keyLocks), new(tally))
+	return newFileBackendOf(p, new(blocking.Group), log, new(keyLocks), new(tally))
 }
 
-func newFileBackendOf(p *pool, log *slog.Logger, locks *keyLocks, attached *tally) (_ *fileBackend, err error) {
-	b := &fileBackend{pool: p, log: log, keyLocks: locks, attached: attached}
+func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *keyLocks, attached *tally) (_ *fileBackend, err error) {
+	b := &fileBackend{pool: p, log: log, work: work, pins: pins{}, keyLocks: locks, attached: attached}
+	b.life, b.stop = context.WithCancel(context.Background())
+	b.snaps = newStore(p, p.snapshots, "snapshots", snapshotIDPattern, log, p.readSnapshot, func(id string) Snapshot { return Snapshot{ID: id} })
+	b.snaps.counted = func(s Snapshot, by int64) { b.promised.Add(by * s.SizeBytes) }
 	b.vols = newStore(p, p.volumes, "volumes", volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
 	b.vols.counted = b.count
 	// For writing, because an exclusive lock over NFS demands it.
@@ -52,6 +69,7 @@ func newFileBackendOf(p *pool, log *slog.Logger, locks *keyLocks, attached *tall
 	}
 	defer func() {
 		if err != nil {
+			b.stop()
 			b.marker.Close()
 		}
 	}()
@@ -60,7 +78,11 @@ func newFileBackendOf(p *pool, log *slog.Logger, locks *keyLocks, attached *tall
 	} else if err != nil {
 		return nil, fail("open pool", p.dir, "lock %s: %w", markerName, err)
 	}
+	p.reflink = p.canReflink()
 	if err := b.vols.repair(b.finishExpansion); err != nil {
+		return nil, fail("open pool", p.dir, "%w", err)
+	}
+	if err := b.snaps.repair(b.checkSnapshotImage); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
 	return b, nil
@@ -74,13 +96,32 @@ func (b *fileBackend) count(v Volume, by int64) {
 	}
 }
 
-// Close gives the lock up. Call it after the last operation has returned.
-func (b *fileBackend) Close() error { return b.marker.Close() }
+// Close gives the lock up. Call it after the last operation has returned. Copies
+// that are still being made are stopped, and gone on with by whoever is asked for
+// them again.
+func (b *fileBackend) Close() error {
+	b.stop()
+	b.jobs.close()
+	return b.marker.Close()
+}
 
 func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
-	const op = "create volume"
+	create := func(ctx context.Context) (Volume, error) {
+		v, err := b.createVolume(ctx, s)
+		if err != nil {
+			return v, fail("create volume", s.Name, "%w", err)
+		}
+		return v, nil
+	}
+	if s.Source == nil {
+		return create(ctx)
+	}
+	return long(ctx, b, "create volume "+s.Name, s, create)
+}
+
+func (b *fileBackend) createVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
 	id := volumeID(s.Name)
-	unlock, err := b.lock(ctx, op, id)
+	unlock, err := b.lock(ctx, "create volume", id)
 	if err != nil {
 		return Volume{}, err
 	}
@@ -89,36 +130,87 @@ func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	v, err := b.vols.current(id)
 	if err == nil {
 		if diff := v.differences(s); len(diff) > 0 {
-			return Volume{}, fail(op, s.Name, "volume %s %w: %s; use another name or delete it first", id, errConflict, strings.Join(diff, "; "))
+			return Volume{}, fmt.Errorf("volume %s %w: %s; use another name or delete it first", id, errConflict, strings.Join(diff, "; "))
 		}
 		return v, nil
 	}
 	if !errors.Is(err, errNotFound) {
-		return Volume{}, fail(op, s.Name, "%w", err)
-	}
-	size, err := chooseSize(s.Capacity, s.AccessType)
-	if err == nil {
-		err = b.checkRoom(size, size, size)
-	}
-	if err != nil {
-		return Volume{}, fail(op, s.Name, "%w", err)
+		return Volume{}, err
 	}
 	if err := b.vols.finishDelete(id); err != nil {
-		return Volume{}, fail(op, s.Name, "finish the deletion of its predecessor: %w", err)
+		return Volume{}, fmt.Errorf("finish the deletion of its predecessor: %w", err)
+	}
+	v = Volume{ID: id, Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Segments: b.segments}
+	v.Generation = rand.Int64N(1 << 52) // not that of a predecessor of this name
+	if s.Source != nil {
+		return b.createFrom(ctx, v, s)
+	}
+	return b.createEmpty(v, s)
+}
+
+func (b *fileBackend) createEmpty(v Volume, s VolumeSpec) (_ Volume, err error) {
+	if v.CapacityBytes, err = chooseSize(s.Capacity, s.AccessType); err != nil {
+		return Volume{}, err
+	}
+	if err := b.checkRoom(v.CapacityBytes, v.CapacityBytes, v.CapacityBytes); err != nil {
+		return Volume{}, err
+	}
+	if err := b.vols.dropCopy(v.ID); err != nil {
+		return Volume{}, fmt.Errorf("remove the copy that was to become it: %w", err)
 	}
 	// The image comes first: once metadata is there the volume exists.
-	if err := b.vols.makeImage(id, size); err != nil {
-		return Volume{}, fail(op, s.Name, "%w", withSpaceKind(err))
+	if err := b.vols.makeImage(v.ID, v.CapacityBytes); err != nil {
+		return Volume{}, withSpaceKind(err)
 	}
-	v = Volume{ID: id, Name: s.Name, CapacityBytes: size, AccessType: s.AccessType, Parameters: s.Parameters, Segments: b.segments}
 	inDoubt, err := b.vols.save(v)
 	if err != nil && inDoubt {
-		return Volume{}, fail(op, s.Name, "%w", err)
+		return Volume{}, err
 	}
 	if err != nil {
-		return Volume{}, fail(op, s.Name, "%w", withSpaceKind(errors.Join(err, b.remove(b.volumes, id+extImage))))
+		return Volume{}, withSpaceKind(errors.Join(err, b.remove(b.volumes, v.ID+extImage)))
 	}
 	return v, nil
+}
+
+func (b *fileBackend) createFrom(ctx context.Context, v Volume, s VolumeSpec) (Volume, error) {
+	hold, sourceID := b.holdSnapshot, s.Source.SnapshotID
+	if s.Source.VolumeID != "" {
+		hold, sourceID = b.holdVolume, s.Source.VolumeID
+	}
+	from, release, err := hold(ctx, sourceID)
+	if err != nil {
+		return Volume{}, err
+	}
+	defer release()
+	if !sameData(from.accessType, v.AccessType) {
+		return Volume{}, fmt.Errorf("%w: the source holds %s, and a volume of it cannot be used as %s", errInvalid, from.accessType, v.AccessType)
+	}
+	c, err := begin(b, b.vols, v.ID, from)
+	if err != nil {
+		return Volume{}, err
+	}
+	defer c.close()
+	if v.CapacityBytes, err = chooseCopySize(s.Capacity, s.AccessType, c.size); err == nil {
+		err = b.checkRoom(v.CapacityBytes, v.CapacityBytes, 0)
+	}
+	if err != nil {
+		return Volume{}, errors.Join(err, b.vols.dropCopy(v.ID))
+	}
+	if err := fillOrCut(ctx, b, c, v.CapacityBytes); err != nil {
+		return Volume{}, err
+	}
+	v.Source, v.HoldsData = s.Source, c.holding
+	if _, err := b.vols.save(v); err != nil {
+		return Volume{}, withSpaceKind(err)
+	}
+	c.done()
+	return v, nil
+}
+
+// sameData: what is on a raw block volume is up to its user, and a file system can
+// be looked at as a block volume.
+func sameData(source, wanted string) bool {
+	return source == wanted || source == accessBlock || wanted == accessBlock
 }
 
 func (b *fileBackend) DeleteVolume(ctx context.Context, id string) error {
@@ -136,6 +228,9 @@ func (b *fileBackend) DeleteVolume(ctx context.Context, id string) error {
 	if err == nil {
 		if v.Attachment != nil {
 			return fail(op, id, "%w: it is attached to node %q; detach it first", errInUse, v.Attachment.NodeID)
+		}
+		if err := b.checkNotPinned(id); err != nil {
+			return fail(op, id, "%w", err)
 		}
 		err = b.vols.beginDelete(v)
 	}
@@ -216,6 +311,9 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 		}
 		return publishContext(id), nil
 	}
+	if err := b.checkNotPinned(id); err != nil {
+		return nil, fail(op, id, "%w", err)
+	}
 	if _, err := b.checkImage(b.volumes, "volumes", v.ID, v.CapacityBytes); err != nil {
 		return nil, fail(op, id, "%w", err)
 	}
@@ -231,6 +329,7 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 		}
 	}
 	v.Attachment = &a
+	v.Generation++
 	if _, err := b.vols.save(v); err != nil {
 		return nil, fail(op, id, "%w", err)
 	}

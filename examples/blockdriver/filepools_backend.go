@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 
 	"github.com/csikit/csikit/blocking"
@@ -39,7 +41,7 @@ func openPools(ctx context.Context, configs []poolConfig, limits policy, work *b
 			return nil, err
 		}
 		p.name, p.segments = c.Name, c.Segments
-		b, err := newFileBackendOf(p, log, locks, attached)
+		b, err := newFileBackendOf(p, work, log, locks, attached)
 		if err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
@@ -66,7 +68,7 @@ func (m *filePools) volume(ctx context.Context, op, id string) (*fileBackend, er
 	if !volumeIDPattern.MatchString(id) {
 		return nil, fail(op, id, "%w", errNotFound)
 	}
-	return m.holder(ctx, op, id, func(b *fileBackend) bool { return b.vols.known(id) })
+	return m.holder(ctx, op, id, func(b *fileBackend) bool { return b.vols.claimed(id) })
 }
 
 func (m *filePools) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
@@ -84,11 +86,32 @@ func (m *filePools) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, err
 	if !errors.Is(err, errNotFound) {
 		return Volume{}, err
 	}
+	if s.Source != nil {
+		return m.createFrom(ctx, s)
+	}
 	size, err := chooseSize(s.Capacity, s.AccessType)
 	if err != nil {
 		return Volume{}, fail(op, s.Name, "%w", err)
 	}
 	return m.createWhereItFits(ctx, s, size)
+}
+
+// createFrom makes the volume in the pool of its source.
+func (m *filePools) createFrom(ctx context.Context, s VolumeSpec) (Volume, error) {
+	const op = "create volume"
+	find, sourceID := m.snapshot, s.Source.SnapshotID
+	if s.Source.VolumeID != "" {
+		find, sourceID = m.volume, s.Source.VolumeID
+	}
+	b, err := find(ctx, op, sourceID)
+	if err != nil {
+		return Volume{}, fail(op, s.Name, "source %s: %w", s.Source, err)
+	}
+	place := topology.Candidate{Name: b.name, Segments: b.segments, Free: math.MaxInt64}
+	if _, err := topology.Choose(s.Requirement, 0, []topology.Candidate{place}); err != nil {
+		return Volume{}, fmt.Errorf("the volume has to be where its source %s is: %w", s.Source, err)
+	}
+	return b.CreateVolume(ctx, s)
 }
 
 // createWhereItFits tries one pool after the other while each turns out to be too
@@ -201,6 +224,61 @@ func (m *filePools) GetVolume(ctx context.Context, id string) (Volume, error) {
 
 func (m *filePools) ListVolumes(ctx context.Context, after string, limit int) ([]Volume, string, error) {
 	return merge(m.here(), limit, func(b *fileBackend) ([]Volume, string, error) { return b.ListVolumes(ctx, after, limit) })
+}
+
+// snapshot returns the backend that has the snapshot.
+func (m *filePools) snapshot(ctx context.Context, op, id string) (*fileBackend, error) {
+	if !snapshotIDPattern.MatchString(id) {
+		return nil, fail(op, id, "%w", errNotFound)
+	}
+	return m.holder(ctx, op, id, func(b *fileBackend) bool { return b.snaps.claimed(id) })
+}
+
+func (m *filePools) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
+	const op = "create snapshot"
+	id := snapshotID(s.Name)
+	unlock, err := m.names.lock(ctx, op, id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer unlock()
+	b, err := m.snapshot(ctx, op, id)
+	if errors.Is(err, errNotFound) {
+		b, err = m.volume(ctx, op, s.SourceVolumeID)
+	}
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return b.CreateSnapshot(ctx, s)
+}
+
+func (m *filePools) DeleteSnapshot(ctx context.Context, id string) error {
+	b, err := m.snapshot(ctx, "delete snapshot", id)
+	if err == nil {
+		return b.DeleteSnapshot(ctx, id)
+	}
+	if !errors.Is(err, errNotFound) {
+		return err
+	}
+	var errs []error
+	for _, b := range m.here() {
+		errs = append(errs, b.DeleteSnapshot(ctx, id))
+	}
+	return firstOf(errs)
+}
+
+func (m *filePools) GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
+	b, err := m.snapshot(ctx, "get snapshot", id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	return b.GetSnapshot(ctx, id)
+}
+
+func (m *filePools) ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) ([]Snapshot, string, error) {
+	return merge(m.here(), limit, func(b *fileBackend) ([]Snapshot, string, error) {
+		return b.ListSnapshots(ctx, sourceVolumeID, after, limit)
+	})
 }
 
 // merge makes one page of those of the pools, which all begin behind the same ID.

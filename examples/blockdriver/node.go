@@ -77,6 +77,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 			FSType:            vol.AccessType,
 			MountFlags:        mount.GetMountFlags(),
 			ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
+			MustHoldData:      vol.HoldsData,
 			Prezeroed:         true, // a sparse file reads as zeros
 			MountGroup:        mount.GetVolumeMountGroup(),
 		})

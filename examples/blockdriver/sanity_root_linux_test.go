@@ -48,7 +48,7 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	if want := 2 * 59; passed != want {
+	if want := 2 * 81; passed != want {
 		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
 	}
 }
@@ -57,21 +57,15 @@ func TestSanity(t *testing.T) {
 // and why: capabilities that the driver does not have. Nothing else may be skipped,
 // and no spec is filtered out.
 var notOffered = map[string]int{
-
-	"Volume Cloning not supported":             4,
-	"Snapshot not supported":                   4, // CreateVolume from one
-	"CreateSnapshot not supported":             12,
-	"DeleteSnapshot not supported":             6,
-	"ListSnapshots not supported":              14,
-	"GetSnapshot not supported":                6,
-	"GroupControllerService not supported":     12,
-	"ControllerModifyVolume not supported":     12,
-	"Modify Volume not supported":              2, // CreateVolume with mutable parameters
-	"Modify volume not supported":              2,
-	"ControllerGetVolumeHealth not supported":  4,
-	"ControllerListVolumeHealth not supported": 2,
-	"NodeGetVolumeHealth not supported":        4,
-	"NodeGetStorageHealth not supported":       2,
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": 2, // which no driver can pass
+	"GroupControllerService not supported":             12,
+	"ControllerModifyVolume not supported":             12,
+	"Modify Volume not supported":                      2, // CreateVolume with mutable parameters
+	"Modify volume not supported":                      2,
+	"ControllerGetVolumeHealth not supported":          4,
+	"ControllerListVolumeHealth not supported":         2,
+	"NodeGetVolumeHealth not supported":                4,
+	"NodeGetStorageHealth not supported":               2,
 }
 
 // startInProcess serves the driver until the test ends and returns its endpoint.
@@ -80,7 +74,8 @@ func startInProcess(t *testing.T, dir string) string {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		args := []string{"-endpoint", endpoint, "-pool", filepath.Join(dir, "pool"), "-node-id", "node", "-max-volumes", "12"}
+		args := []string{"-endpoint", endpoint, "-pool", "default=" + filepath.Join(dir, "pool") + ",topology.example.com/rack=r1",
+			"-topology", "topology.example.com/rack=r1", "-node-id", "node", "-max-volumes", "12"}
 		done <- run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t})
 	}()
 	t.Cleanup(func() {

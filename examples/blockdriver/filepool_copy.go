@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// A copy is a new object's image being made from another image. Before its image
+// is begun, <id>.copying says so: what a kill leaves is known for a part of a copy,
+// and is gone on with. The mark goes when the metadata is there.
+//
+// Where the pool's file system shares blocks (btrfs, xfs, FICLONE), the copy is one
+// atomic cut. Elsewhere what is data is copied piece by piece, and holes stay
+// holes; that takes time, and nobody may write to the source meanwhile.
+type imageCopy[T object] struct {
+	*store[T]
+	id      string
+	size    int64 // of the new image; not less than the source's
+	mark    copyMark
+	src     *os.File
+	dst     *os.File
+	atomic  bool // by FICLONE
+	holding bool // the source holds data
+}
+
+// copyMark is the content of <id>.copying.
+type copyMark struct {
+	Version    int       `json:"version"`
+	Source     string    `json:"source"` // such as "volumes/vol-..."
+	Generation int64     `json:"generation,omitempty"`
+	CutAt      time.Time `json:"cut_at"`         // since when nobody has written to the source
+	Done       int64     `json:"done,omitempty"` // bytes that are copied and on the disk
+}
+
+const (
+	extCopying = ".copying"
+
+	copyPiece      = 16 << 20  // at the end of each a copy can be stopped
+	copyCheckpoint = 256 << 20 // after each a copy that was cut off goes on
+)
+
+// imageSource is what is copied.
+type imageSource struct {
+	id         string
+	dir        *os.Root
+	dirName    string
+	least      int64 // bytes that the image has to have
+	generation int64 // differs when somebody may have written to it
+}
+
+// beginCopy opens both images and leaves the mark. The caller holds the lock of the
+// new object, and keeps the source from being changed.
+func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err error) {
+	c := &imageCopy[T]{store: s, id: id, atomic: s.pool.reflink}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
+	if c.size, err = s.pool.checkImage(from.dir, from.dirName, from.id, from.least); err != nil {
+		return nil, err
+	}
+	if c.src, err = from.dir.Open(from.id + extImage); err != nil {
+		return nil, err
+	}
+	if c.holding, err = holdsData(c.src); err != nil {
+		return nil, err
+	}
+	wanted := copyMark{Version: formatVersion, Source: from.dirName + "/" + from.id, Generation: from.generation}
+	c.mark, err = s.readCopyMark(id)
+	same := err == nil && c.mark.Source == wanted.Source && c.mark.Generation == wanted.Generation
+	if same && !c.atomic {
+		c.dst, err = s.openImage(id + extImage)
+		return c, err
+	}
+	// Otherwise from the beginning. A mark that cannot be read is one all the same.
+	if err := s.dropCopy(id); err != nil {
+		return nil, err
+	}
+	if err := s.removeUncommitted(id + extImage); err != nil {
+		return nil, err
+	}
+	wanted.CutAt = time.Now().UTC()
+	c.mark = wanted
+	s.setBegun(id, true)
+	if err := c.saveMark(); err != nil {
+		return nil, err
+	}
+	c.dst, err = s.openImage(id + extImage)
+	return c, err
+}
+
+// cut makes the whole image at one moment: what is written to the source at the
+// same time is in it up to a point, and nothing behind that.
+func (c *imageCopy[T]) cut() error {
+	return c.pool.do("clone image", func() error {
+		c.mark.CutAt = time.Now().UTC()
+		return cloneFile(c.dst, c.src)
+	})
+}
+
+// fill copies what is data. room is asked from time to time.
+func (c *imageCopy[T]) fill(ctx context.Context, room func() error) error {
+	if err := c.pool.do("truncate image", func() error { return c.dst.Truncate(c.size) }); err != nil {
+		return err
+	}
+	for at, saved := c.mark.Done, c.mark.Done; ; {
+		start, end, err := nextData(c.src, at)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		end = min(end, start+copyPiece)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("the driver stops: %w", err)
+		}
+		if err := c.pool.do("copy", func() error { return copyRange(c.dst, c.src, start, end-start) }); err != nil {
+			return err
+		}
+		if at = end; at-saved < copyCheckpoint {
+			continue
+		}
+		if err := room(); err != nil {
+			return err
+		}
+		if err := c.pool.do("sync image", c.dst.Sync); err != nil {
+			return err
+		}
+		c.mark.Done, saved = at, at
+		if err := c.saveMark(); err != nil {
+			return err
+		}
+	}
+}
+
+func copyRange(dst, src *os.File, at, n int64) error {
+	for _, f := range []*os.File{dst, src} {
+		if _, err := f.Seek(at, io.SeekStart); err != nil {
+			return err
+		}
+	}
+	_, err := io.CopyN(dst, src, n) // copy_file_range, where the system has it
+	return err
+}
+
+// finish makes the image size bytes large and durable.
+func (c *imageCopy[T]) finish(size int64) error {
+	err := c.pool.do("truncate image", func() error { return c.dst.Truncate(size) })
+	if err == nil {
+		err = c.pool.do("sync image", c.dst.Sync)
+	}
+	if err == nil {
+		err = c.pool.sync(c.dir)
+	}
+	return err
+}
+
+// done removes the mark, once the metadata is there.
+func (c *imageCopy[T]) done() {
+	if err := c.pool.remove(c.dir, c.id+extCopying); err != nil {
+		c.log.Warn("the mark of a finished copy stays until the next start", "id", c.id, "error", err)
+	}
+	c.setBegun(c.id, false)
+}
+
+func (c *imageCopy[T]) close() {
+	for _, f := range []*os.File{c.src, c.dst} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func (c *imageCopy[T]) saveMark() error {
+	data, err := encode(c.mark)
+	if err == nil {
+		_, err = c.pool.replaceFile(c.dir, c.id+extCopying, data)
+	}
+	return err
+}
+
+func (s *store[T]) readCopyMark(id string) (m copyMark, err error) {
+	data, err := s.dir.ReadFile(id + extCopying)
+	if err == nil {
+		err = json.Unmarshal(data, &m)
+	}
+	if err == nil && m.Version != formatVersion {
+		err = fmt.Errorf("%w: the mark of a copy has version %d", errDamaged, m.Version)
+	}
+	return m, err
+}
+
+// dropCopy removes a part of a copy, if there is one.
+func (s *store[T]) dropCopy(id string) error {
+	if _, err := s.dir.Lstat(id + extCopying); errors.Is(err, fs.ErrNotExist) {
+		s.setBegun(id, false)
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := s.pool.remove(s.dir, id+extImage); err != nil {
+		return err
+	}
+	if err := s.pool.sync(s.dir); err != nil {
+		return err
+	}
+	if err := s.pool.remove(s.dir, id+extCopying); err != nil {
+		return err
+	}
+	s.setBegun(id, false)
+	return nil
+}
+
+// setBegun remembers that a part of the object is there.
+func (s *store[T]) setBegun(id string, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if is {
+		s.begun[id] = true
+	} else {
+		delete(s.begun, id)
+	}
+}
+
+// claimed reports whether the object is there, or a part of it is.
+func (s *store[T]) claimed(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, known := s.index[id]
+	return known || s.begun[id]
+}
+
+// pins keep objects from being attached and from being deleted while they are
+// copied. They are taken under the object's lock.
+type pins map[string]int
+
+func (b *fileBackend) pin(id string) (unpin func()) {
+	b.pinsMu.Lock()
+	defer b.pinsMu.Unlock()
+	b.pins[id]++
+	return func() {
+		b.pinsMu.Lock()
+		defer b.pinsMu.Unlock()
+		if b.pins[id]--; b.pins[id] == 0 {
+			delete(b.pins, id)
+		}
+	}
+}
+
+func (b *fileBackend) checkNotPinned(id string) error {
+	b.pinsMu.Lock()
+	defer b.pinsMu.Unlock()
+	if b.pins[id] > 0 {
+		return fmt.Errorf("%w: it is being copied; try again when that has ended", errBusy)
+	}
+	return nil
+}

@@ -1,0 +1,291 @@
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"strings"
+)
+
+var snapshotIDPattern = regexp.MustCompile(`^snap-[0-9a-f]{32}$`)
+
+// snapshotID derives the ID from the name, as volumeID does.
+func snapshotID(name string) string { return "snap-" + digest(name) }
+
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:32]
+}
+
+// snapshotMetadata is the content of snapshots/<id>.json.
+type snapshotMetadata struct {
+	Version int `json:"version"`
+	Snapshot
+}
+
+func (s Snapshot) objectID() string { return s.ID }
+func (s Snapshot) metadata() any    { return snapshotMetadata{formatVersion, s} }
+
+func (p *pool) readSnapshot(id string) (Snapshot, error) {
+	const op = "read snapshot"
+	file := p.file("snapshots", id+extMetadata)
+	data, err := p.snapshots.ReadFile(id + extMetadata)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Snapshot{}, fail(op, id, "%w", errNotFound)
+	}
+	if err != nil {
+		return Snapshot{}, fail(op, id, "%w", err)
+	}
+	var m snapshotMetadata
+	if err := json.Unmarshal(data, &m); err != nil {
+		return Snapshot{}, fail(op, id, "metadata %w: %w; restore %s", errDamaged, err, file)
+	}
+	if m.Version != formatVersion || m.ID != id || m.SizeBytes <= 0 || minimumSize[m.AccessType] == 0 || m.CreatedAt.IsZero() {
+		return Snapshot{}, fail(op, id, "metadata %w: version %d, snapshot %q with %d bytes and access type %q; restore %s",
+			errDamaged, m.Version, m.ID, m.SizeBytes, m.AccessType, file)
+	}
+	return m.Snapshot, nil
+}
+
+// long runs work that may take longer than a caller waits: it goes on when ctx
+// ends, the answer is DEADLINE_EXCEEDED, and who asks for the same again joins it.
+// It ends early when the backend is closed.
+func long[T any](ctx context.Context, b *fileBackend, what string, request any, fn func(context.Context) (T, error)) (T, error) {
+	var none T
+	same, err := json.Marshal(request)
+	if err != nil {
+		return none, err
+	}
+	key := fmt.Sprintf("%s in %s (%s)", what, b.dir, digest(string(same))[:8])
+	v, _, err := b.work.Do(ctx, key, func() (any, error) {
+		if !b.jobs.begin() {
+			return none, fail(what, b.dir, "the driver stops: %w", errBusy)
+		}
+		defer b.jobs.end()
+		return fn(b.life)
+	})
+	if err != nil {
+		return none, err
+	}
+	return v.(T), nil
+}
+
+func (b *fileBackend) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
+	return long(ctx, b, "create snapshot "+s.Name, s, func(ctx context.Context) (Snapshot, error) {
+		v, err := b.createSnapshot(ctx, s)
+		if err != nil {
+			return v, fail("create snapshot", s.Name, "%w", err)
+		}
+		return v, nil
+	})
+}
+
+func (b *fileBackend) createSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
+	id := snapshotID(s.Name)
+	unlock, err := b.lock(ctx, "create snapshot", id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer unlock()
+	has, err := b.snaps.current(id)
+	if err == nil {
+		if diff := has.differences(s); len(diff) > 0 {
+			return has, fmt.Errorf("snapshot %s %w: %s; use another name or delete it first", id, errConflict, strings.Join(diff, "; "))
+		}
+		return has, nil
+	}
+	if !errors.Is(err, errNotFound) {
+		return Snapshot{}, err
+	}
+	if err := b.snaps.finishDelete(id); err != nil {
+		return Snapshot{}, fmt.Errorf("finish the deletion of its predecessor: %w", err)
+	}
+	from, release, err := b.holdVolume(ctx, s.SourceVolumeID)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer release()
+	c, err := begin(b, b.snaps, id, from)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	defer c.close()
+	if err := fillOrCut(ctx, b, c, c.size); err != nil {
+		return Snapshot{}, err
+	}
+	return b.commitSnapshot(c, s, from.accessType, "")
+}
+
+// commitSnapshot makes the snapshot exist, whose image is there.
+func (b *fileBackend) commitSnapshot(c *imageCopy[Snapshot], s SnapshotSpec, accessType, group string) (Snapshot, error) {
+	snap := Snapshot{
+		ID: c.id, Name: s.Name, SourceVolumeID: s.SourceVolumeID, SizeBytes: c.size, AccessType: accessType,
+		CreatedAt: c.mark.CutAt, HoldsData: c.holding, GroupID: group,
+	}
+	if _, err := b.snaps.save(snap); err != nil {
+		return Snapshot{}, withSpaceKind(err)
+	}
+	c.done()
+	return snap, nil
+}
+
+func (b *fileBackend) DeleteSnapshot(ctx context.Context, id string) error {
+	const op = "delete snapshot"
+	if !snapshotIDPattern.MatchString(id) {
+		return nil
+	}
+	unlock, err := b.lock(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	has, err := b.snaps.current(id)
+	if err == nil && has.GroupID != "" {
+		return fail(op, id, "%w: it is a part of the group snapshot %s, and is deleted with that", errInvalid, has.GroupID)
+	}
+	if err := b.deleteSnapshot(id); err != nil {
+		return fail(op, id, "%w", err)
+	}
+	return nil
+}
+
+// deleteSnapshot is called with the snapshot's lock held.
+func (b *fileBackend) deleteSnapshot(id string) error {
+	if err := b.checkNotPinned(id); err != nil {
+		return err
+	}
+	has, err := b.snaps.current(id)
+	if err == nil {
+		err = b.snaps.beginDelete(has)
+	}
+	if err == nil || errors.Is(err, errNotFound) {
+		err = b.snaps.clear(id)
+	}
+	return err
+}
+
+func (b *fileBackend) GetSnapshot(_ context.Context, id string) (Snapshot, error) {
+	s, err := b.snaps.get(id)
+	if err != nil {
+		return Snapshot{}, fail("get snapshot", id, "%w", err)
+	}
+	return s, nil
+}
+
+func (b *fileBackend) ListSnapshots(_ context.Context, sourceVolumeID, after string, limit int) (page []Snapshot, next string, err error) {
+	if after != "" && !snapshotIDPattern.MatchString(after) {
+		return nil, "", fail("list snapshots after", after, "%w; start again without a token", errBadToken)
+	}
+	var wanted func(Snapshot) bool
+	if sourceVolumeID != "" {
+		wanted = func(s Snapshot) bool { return s.SourceVolumeID == sourceVolumeID }
+	}
+	page, more := b.snaps.page(after, limit, wanted)
+	if more {
+		next = page[len(page)-1].ID
+	}
+	return page, next, nil
+}
+
+// checkSnapshotImage is called at the start.
+func (b *fileBackend) checkSnapshotImage(s Snapshot) error {
+	_, err := b.checkImage(b.snapshots, "snapshots", s.ID, s.SizeBytes)
+	return err
+}
+
+// copySource is a volume or a snapshot that is kept as it is while it is copied.
+type copySource struct {
+	imageSource
+	accessType string
+}
+
+// holdVolume keeps the volume as it is until release: where the cut is atomic it
+// stays locked, which is not for long; else it is pinned. A volume that somebody may
+// write to is held for an atomic cut alone.
+func (b *fileBackend) holdVolume(ctx context.Context, id string) (from copySource, release func(), err error) {
+	if !b.vols.known(id) { // so it is no volume that is being made of this one, and waits for it
+		return from, nil, fmt.Errorf("source volume %q %w", id, errNotFound)
+	}
+	unlock, err := b.lock(ctx, "copy volume", id)
+	if err != nil {
+		return from, nil, err
+	}
+	v, err := b.vols.current(id)
+	if err == nil && v.Attachment != nil && !b.reflink {
+		err = fmt.Errorf("%w: it is attached to node %q, and the pool's file system cannot copy it at one moment; detach it first, or use a pool on xfs or btrfs", errInUse, v.Attachment.NodeID)
+	}
+	if err != nil {
+		unlock()
+		return from, nil, fmt.Errorf("source volume %q: %w", id, err)
+	}
+	from = copySource{imageSource{id: id, dir: b.volumes, dirName: "volumes", least: v.CapacityBytes, generation: v.Generation}, v.AccessType}
+	return from, b.holdSource(id, unlock), nil
+}
+
+func (b *fileBackend) holdSnapshot(ctx context.Context, id string) (from copySource, release func(), err error) {
+	if !b.snaps.known(id) {
+		return from, nil, fmt.Errorf("source snapshot %q %w", id, errNotFound)
+	}
+	unlock, err := b.lock(ctx, "copy snapshot", id)
+	if err != nil {
+		return from, nil, err
+	}
+	s, err := b.snaps.current(id)
+	if err != nil {
+		unlock()
+		return from, nil, fmt.Errorf("source snapshot %q: %w", id, err)
+	}
+	from = copySource{imageSource{id: id, dir: b.snapshots, dirName: "snapshots", least: s.SizeBytes}, s.AccessType}
+	return from, b.holdSource(id, unlock), nil
+}
+
+func (b *fileBackend) holdSource(id string, unlock func()) (release func()) {
+	if b.reflink {
+		return unlock
+	}
+	defer unlock()
+	return b.pin(id)
+}
+
+// begin begins a copy if there is room for it.
+func begin[T object](b *fileBackend, to *store[T], id string, from copySource) (*imageCopy[T], error) {
+	c, err := to.beginCopy(id, from.imageSource)
+	if err != nil {
+		return nil, withSpaceKind(err)
+	}
+	need := int64(0) // the blocks are shared
+	if !c.atomic {
+		if need, err = allocated(c.src); err != nil {
+			c.close()
+			return nil, err
+		}
+	}
+	if err := b.checkRoom(c.size, c.size, max(0, need-c.mark.Done)); err != nil {
+		c.close()
+		return nil, errors.Join(err, to.dropCopy(id))
+	}
+	return c, nil
+}
+
+// fillOrCut makes the image, in one cut or piece by piece. Nothing is left of it
+// when the pool is full: the CO gives up then.
+func fillOrCut[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], size int64) error {
+	var err error
+	if c.atomic {
+		err = c.cut()
+	} else {
+		err = c.fill(ctx, func() error { return b.checkRoom(0, 0, 0) })
+	}
+	if err == nil {
+		err = c.finish(size)
+	}
+	if err = withSpaceKind(err); errors.Is(err, errFull) || errors.Is(err, errOutOfRange) {
+		return errors.Join(err, c.dropCopy(c.id))
+	}
+	return err
+}
