@@ -389,7 +389,7 @@ func (w *crashVolume) mounts() []string {
 	}
 	var points []string
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); strings.HasPrefix(f[4], w.dir+"/") {
+		if f := strings.Fields(line); strings.HasPrefix(f[4], w.dir+"/") && f[4] != filepath.Join(w.dir, "pool") {
 			points = append(points, f[4])
 		}
 	}
@@ -403,7 +403,7 @@ func (w *crashVolume) loops() []loopdev.Device {
 	}
 	var ours []loopdev.Device
 	for _, d := range all {
-		if strings.HasPrefix(d.Backing, w.dir+"/") {
+		if strings.HasPrefix(d.Backing, w.dir+"/") && d.Backing != filepath.Join(w.dir, "pool.disk") {
 			ours = append(ours, d)
 		}
 	}

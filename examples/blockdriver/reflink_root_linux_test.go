@@ -1,0 +1,152 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// mountPool makes a file system of its own for the pool at dir.
+func mountPool(t *testing.T, dir, fsType string) {
+	t.Helper()
+	gate.Root(t)
+	gate.Tools(t, "mkfs."+fsType)
+	disk := dir + ".disk"
+	must(t, os.WriteFile(disk, nil, 0o600))
+	must(t, os.Truncate(disk, 4<<30))
+	dev, err := loopdev.Attach(t.Context(), disk)
+	must(t, err)
+	t.Cleanup(func() {
+		must(t, dev.Detach(context.Background()))
+	})
+	if out, err := exec.Command("mkfs."+fsType, "-q", dev.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, out)
+	}
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, unix.Mount(dev.Path, dir, fsType, 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
+}
+
+// A volume is snapshotted and cloned while a pod writes to it: what comes out is the
+// volume of one moment, with a file system that can be mounted, and grows to what was
+// asked for.
+func TestSnapshotOfAVolumeInUse(t *testing.T) {
+	for _, poolType := range []string{"xfs", "btrfs"} {
+		t.Run(poolType, func(t *testing.T) {
+			gate.Root(t)
+			gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+			w := newCrashVolume(t, "ext4", 64<<20)
+			mountPool(t, filepath.Join(w.dir, "pool"), poolType)
+			startInProcess(t, w.dir)
+			t.Cleanup(w.close)
+			must(t, w.create())
+			must(t, w.attach())
+			must(t, w.stage())
+			must(t, w.publish("a", false))
+			must(t, w.write())
+
+			stop, records, written := new(atomic.Bool), make(chan bool, 1<<20), make(chan error)
+			go func() { // records that follow one another, each on the disk before the next
+				f, err := os.Create(filepath.Join(w.target("a"), "log"))
+				for i := 0; err == nil && !stop.Load(); i++ {
+					if _, err = fmt.Fprintf(f, "%08d\n", i); err == nil {
+						err = f.Sync()
+					}
+					records <- err == nil
+				}
+				written <- errors.Join(err, f.Close())
+			}()
+			for range 20 {
+				<-records
+			}
+			snap, err := w.controller.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: w.id})
+			must(t, err)
+			stop.Store(true)
+			must(t, <-written)
+
+			r := *w
+			r.size = 128 << 20
+			resp, err := w.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+				Name: "restored", CapacityRange: &csi.CapacityRange{RequiredBytes: r.size},
+				VolumeCapabilities:  []*csi.VolumeCapability{w.capability()},
+				VolumeContentSource: csiSource(&Source{SnapshotID: snap.GetSnapshot().GetSnapshotId()}),
+			})
+			must(t, err)
+			must(t, os.Mkdir(w.staging()+"2", 0o700))
+			restored := resp.GetVolume().GetVolumeId()
+			_, err = w.controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{VolumeId: restored, NodeId: "node", VolumeCapability: w.capability()})
+			must(t, err)
+			_, err = w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: restored, StagingTargetPath: w.staging() + "2", VolumeCapability: w.capability()})
+			must(t, err) // beside its source
+			_, err = w.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: restored, StagingTargetPath: w.staging() + "2", TargetPath: w.target("r"), VolumeCapability: w.capability()})
+			must(t, err)
+			must(t, w.check("r"))
+			stats, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: restored, VolumePath: w.target("r")})
+			must(t, err)
+			if total := stats.GetUsage()[0].GetTotal(); total < r.size*3/4 {
+				t.Errorf("the file system has %d bytes of %d", total, r.size)
+			}
+			log, err := os.ReadFile(filepath.Join(w.target("r"), "log"))
+			if err != nil || len(log) < 20*9 {
+				t.Errorf("%d bytes of the log, 20 records of 9 were on the disk: %v", len(log), err)
+			}
+			for i := range len(log) / 9 {
+				if got, want := string(log[9*i:9*i+9]), fmt.Sprintf("%08d\n", i); got != want {
+					t.Fatalf("record %d of %d is %q", i, len(log)/9, got)
+				}
+			}
+			t.Logf("%d records are in the snapshot", len(log)/9)
+
+			_, err = w.node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: restored, TargetPath: w.target("r")})
+			must(t, err)
+			_, err = w.node.NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: restored, StagingTargetPath: w.staging() + "2"})
+			must(t, err)
+			must(t, w.unpublish("a"))
+			must(t, w.unstage())
+		})
+	}
+}
+
+// A clone of a volume that was formatted is never formatted, whatever happened to its
+// data; one of a volume that was never used is.
+func TestCloneIsNotFormatted(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	clone := func(name string) error {
+		c := *w
+		must(t, c.detach())
+		resp, err := w.controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+			Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: w.size},
+			VolumeCapabilities:  []*csi.VolumeCapability{w.capability()},
+			VolumeContentSource: csiSource(&Source{VolumeID: w.id}),
+		})
+		must(t, err)
+		c.id = resp.GetVolume().GetVolumeId()
+		if name == "damaged" {
+			must(t, os.Truncate(c.image(), 0))
+			must(t, os.Truncate(c.image(), c.size))
+		}
+		must(t, c.attach())
+		err = c.stage()
+		if err == nil {
+			must(t, c.unstage())
+		}
+		must(t, w.attach())
+		return err
+	}
+	must(t, clone("of a blank volume"))
+	must(t, w.stage())
+	must(t, w.unstage())
+	must(t, clone("sound"))
+	refused(t, clone("damaged"), codes.FailedPrecondition, "blank")
+}
