@@ -17,6 +17,7 @@ type SharePublish struct {
 	TargetPath string // absolute; made by Publish, its parent must exist
 	MountFlags []string
 	ReadOnly   bool
+	Exclusive  bool // refuse when the source is published at another path already (the SINGLE_NODE_WRITER modes)
 
 	// Sensitive are more mount flags, such as passwords. They appear in no log, span
 	// or error. While the helper runs its command line shows them to every process
@@ -53,6 +54,7 @@ type share struct {
 	source, fsType string
 	opts           mountapi.Options // all of them
 	sensitive      []string         // those of opts that are not to be shown
+	exclusive      bool
 }
 
 var fsTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_+-]*(\.[A-Za-z0-9_+-]+)*$`)
@@ -96,5 +98,5 @@ func checkShare(r SharePublish) (share, error) {
 	if r.ReadOnly {
 		opts.Attr |= mountapi.ReadOnly
 	}
-	return share{r.Source, r.FSType, opts, hidden}, nil
+	return share{r.Source, r.FSType, opts, hidden, r.Exclusive}, nil
 }

@@ -23,6 +23,17 @@ func (n *Node) publishShare(ctx context.Context, s share, targetPath string) err
 		}
 		return nil
 	}
+	if s.exclusive {
+		// Of two at once one is to find the other.
+		defer n.lock("share " + s.source)()
+		table, err := readTable()
+		if err != nil {
+			return err
+		}
+		if others := table.sharesOf(s, target); len(others) > 0 {
+			return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
+		}
+	}
 	undo, err := makeDirectory(target)
 	if err != nil {
 		return err
@@ -88,25 +99,41 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	return nil
 }
 
+// sharesOf returns the mounts of the share, the one at the target and its propagated
+// copies excepted. FUSE shows what it likes as the source, so nothing is found there.
+func (t table) sharesOf(s share, target string) []mountapi.Mount {
+	known := t.locations([]string{target})
+	var others []mountapi.Mount
+	for _, m := range t {
+		if sameSource(m.Source, s.source) && family(m.FSType) == family(s.fsType) && !slices.Contains(known, t.location(m)) {
+			others = append(others, m)
+		}
+	}
+	return others
+}
+
 // sameTypes are names of one file system: what a helper is called by and what the
 // kernel shows.
 var sameTypes = map[string]string{"nfs4": "nfs", "smb3": "cifs"}
+
+func family(fsType string) string {
+	if kind, known := sameTypes[fsType]; known {
+		return kind
+	}
+	return strings.TrimPrefix(fsType, "fuse.")
+}
+
+func sameSource(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
 
 // compare lists how what is mounted differs from the share.
 func (s share) compare(on []mountapi.Mount) []Difference {
 	m := on[len(on)-1]
 	diff := compareAttr(s.opts.Attr, on) // helpers of FUSE add restrictions of their own
-	family := func(fsType string) string {
-		if kind, known := sameTypes[fsType]; known {
-			return kind
-		}
-		return strings.TrimPrefix(fsType, "fuse.")
-	}
 	if family(m.FSType) != family(s.fsType) {
 		diff = append(diff, Difference{"file system type", s.fsType, m.FSType})
 	}
 	fuse := m.FSType == "fuse" || strings.HasPrefix(m.FSType, "fuse.")
-	if have, want := strings.TrimRight(m.Source, "/"), strings.TrimRight(s.source, "/"); !fuse && have != want {
+	if !fuse && !sameSource(m.Source, s.source) {
 		diff = append(diff, Difference{"source", s.source, m.Source})
 	}
 	for _, o := range s.opts.Data {

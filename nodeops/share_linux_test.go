@@ -325,3 +325,24 @@ func TestShareCriticalOptions(t *testing.T) {
 		}
 	}
 }
+
+// A source that may be published once is not published twice, whatever else is mounted.
+func TestPublishShareExclusively(t *testing.T) {
+	n, _, pods := staged(t)
+	helper(t, "tmpfs", mounts)
+	exclusive := func(r *SharePublish) { r.Exclusive = true }
+	other := func(r *SharePublish) { r.Exclusive, r.Source = true, "server:/share/sub" }
+	a, b, c := filepath.Join(pods, "a"), filepath.Join(pods, "b"), filepath.Join(pods, "c")
+	for range 2 {
+		ok(t, n.share(t, a, exclusive))
+		ok(t, n.share(t, b, other))
+	}
+	wantKind(t, n.share(t, c, exclusive), KindPrecondition, a)
+	if _, err := os.Stat(c); !os.IsNotExist(err) {
+		t.Errorf("the target stays: %v", err)
+	}
+	ok(t, n.share(t, c, nil))
+	for _, target := range []string{a, b, c} {
+		ok(t, n.Unpublish(t.Context(), "v", target))
+	}
+}
