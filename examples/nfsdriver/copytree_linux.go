@@ -1,0 +1,530 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// copyTree makes dst, an open directory, equal to src with all that is below it:
+// owners, modes, times, extended attributes and ACLs, symbolic and hard links,
+// holes, FIFOs, sockets and device nodes. Data goes by copy_file_range, which a
+// server with NFS 4.2 does by itself, and a file system with reflinks by sharing.
+//
+// A copy that was cut off is resumed by calling it again: a file gets its time of
+// modification last, so what has it is complete. What is in dst and not in src is
+// removed. While src is in use the copy is no point in time: each file is copied
+// as it is when its turn comes, and files that vanish before are left out.
+//
+// It follows no symbolic link and opens no special file. Below the two directories
+// each name is looked up by itself in a directory that is open, so nothing that
+// somebody does in the tree meanwhile leads out of it.
+func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
+	there, err := dst.Readdirnames(1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if _, err := dst.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, links: map[inode]string{}}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
+		return err
+	}
+	return c.directory(dst, src, &st, ".")
+}
+
+type treeCopy struct {
+	progress func(files, bytes int64)
+	root     *os.File
+	resumed  bool
+	links    map[inode]string // of files with more than one name: the copy's first, relative to root
+}
+
+type inode struct{ dev, ino uint64 }
+
+// maxDepth bounds the descriptors that a tree can cost.
+const maxDepth = 2000
+
+// errChanged: the name stands for something else than a moment ago.
+var errChanged = errors.New("changed while it was copied")
+
+func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) error {
+	if strings.Count(rel, "/") > maxDepth {
+		return fmt.Errorf("%s...: directories nested more than %d deep are not copied", rel[:100], maxDepth)
+	}
+	names, err := src.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	if c.resumed {
+		if err := removeOthers(dst, names); err != nil {
+			return err
+		}
+	}
+	for _, name := range names {
+		if err := c.entry(dst, src, name, path.Join(rel, name)); err != nil {
+			return err
+		}
+	}
+	if err := c.attributes(fdNode(dst), fdNode(src), st); err != nil {
+		return fmt.Errorf("%s: %w", rel, err)
+	}
+	if err := dst.Sync(); err != nil {
+		return fmt.Errorf("%s: %w", rel, err)
+	}
+	c.progress(1, 0)
+	return fdNode(dst).setTimes(st)
+}
+
+func (c *treeCopy) entry(dst, src *os.File, name, rel string) error {
+	var err error
+	for range 3 {
+		err = c.tryEntry(dst, src, name, rel)
+		if errors.Is(err, unix.ENOENT) && vanished(src, name) {
+			return removeEntry(dst, name)
+		}
+		if !errors.Is(err, errChanged) {
+			break
+		}
+	}
+	var named *os.PathError
+	if err != nil && !errors.As(err, &named) {
+		err = &os.PathError{Op: "copy", Path: rel, Err: err}
+	}
+	return err
+}
+
+func vanished(dir *os.File, name string) bool {
+	var st unix.Stat_t
+	return errors.Is(unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW), unix.ENOENT)
+}
+
+func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(src.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return c.subdirectory(dst, src, name, rel)
+	}
+	id := inode{uint64(st.Dev), st.Ino}
+	if first, ok := c.links[id]; ok {
+		return c.link(dst, name, first)
+	}
+	done, err := complete(dst, src, name, &st)
+	if err == nil && !done {
+		if err = removeEntry(dst, name); err != nil {
+			return err
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFREG {
+			err = c.file(dst, src, name, &st)
+		} else {
+			err = c.special(dst, src, name, &st)
+		}
+	}
+	if err == nil && st.Nlink > 1 {
+		c.links[id] = rel
+	}
+	if err == nil {
+		c.progress(1, 0)
+	}
+	return err
+}
+
+// complete reports whether an earlier attempt copied the file to its end.
+func complete(dst, src *os.File, name string, st *unix.Stat_t) (bool, error) {
+	var have unix.Stat_t
+	err := unix.Fstatat(int(dst.Fd()), name, &have, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	same := err == nil && have.Mode == st.Mode && have.Uid == st.Uid && have.Gid == st.Gid &&
+		have.Mtim == st.Mtim && have.Rdev == st.Rdev && have.Size == st.Size &&
+		(have.Nlink == 1 || st.Nlink > 1)
+	if !same || st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return same, err
+	}
+	a, err := readlink(dst, name)
+	if err != nil {
+		return false, err
+	}
+	b, err := readlink(src, name)
+	return a == b, err
+}
+
+// link gives the copy of a file one more of its names.
+func (c *treeCopy) link(dst *os.File, name, first string) error {
+	var a, b unix.Stat_t
+	if err := unix.Fstatat(int(c.root.Fd()), first, &a, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if err := unix.Fstatat(int(dst.Fd()), name, &b, unix.AT_SYMLINK_NOFOLLOW); err == nil && a.Ino == b.Ino && a.Dev == b.Dev {
+		return nil
+	}
+	if err := removeEntry(dst, name); err != nil {
+		return err
+	}
+	if err := unix.Linkat(int(c.root.Fd()), first, int(dst.Fd()), name, 0); err != nil {
+		return err
+	}
+	c.progress(1, 0)
+	return nil
+}
+
+func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string) error {
+	from, err := openIn(src, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(from.Fd()), &st); err != nil {
+		return err
+	}
+	err = unix.Mkdirat(int(dst.Fd()), name, 0o700)
+	var to *os.File
+	if err == nil || errors.Is(err, unix.EEXIST) {
+		to, err = openIn(dst, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	}
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) { // an earlier attempt found a file there
+		return errors.Join(removeEntry(dst, name), errChanged)
+	}
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if c.resumed { // it may have its mode already
+		if err := to.Chmod(0o700); err != nil {
+			return err
+		}
+	}
+	return c.directory(to, from, &st, rel)
+}
+
+func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err error) {
+	from, err := openIn(src, name, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	var now unix.Stat_t
+	if err := unix.Fstat(int(from.Fd()), &now); err != nil {
+		return err
+	}
+	if now.Mode&unix.S_IFMT != unix.S_IFREG || now.Ino != st.Ino {
+		return errChanged
+	}
+	*st = now
+	to, err := openIn(dst, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }() // a network file system may tell only now that it is full
+	if err := c.data(to, from, st.Size); err != nil {
+		return err
+	}
+	if err := c.attributes(fdNode(to), fdNode(from), st); err != nil {
+		return err
+	}
+	if err := to.Sync(); err != nil {
+		return err
+	}
+	return fdNode(to).setTimes(st) // last: from here on it is complete
+}
+
+// chunk is how much is copied between two signs of life.
+const chunk = 64 << 20
+
+// data copies what is no hole. Where holes cannot be told, all of it is data.
+func (c *treeCopy) data(to, from *os.File, size int64) error {
+	for at := int64(0); at < size; {
+		begin, err := from.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break // a hole up to the end
+		}
+		end := size
+		if err != nil {
+			begin = at
+		} else if hole, err := from.Seek(begin, unix.SEEK_HOLE); err == nil {
+			end = min(hole, size)
+		}
+		if _, err := from.Seek(begin, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := to.Seek(begin, io.SeekStart); err != nil {
+			return err
+		}
+		for at = begin; at < end; {
+			n, err := io.CopyN(to, from, min(chunk, end-at))
+			at += n
+			c.progress(0, n)
+			if errors.Is(err, io.EOF) {
+				return to.Truncate(at) // it became shorter meanwhile
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return to.Truncate(size)
+}
+
+func (c *treeCopy) special(dst, src *os.File, name string, st *unix.Stat_t) error {
+	at := int(dst.Fd())
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		target, err := readlink(src, name)
+		if err != nil {
+			return err
+		}
+		if err := unix.Symlinkat(target, at, name); err != nil {
+			return err
+		}
+	} else if err := unix.Mknodat(at, name, st.Mode&unix.S_IFMT|0o600, int(st.Rdev)); err != nil {
+		return err
+	}
+	to := nameNode(dst, name)
+	if err := c.attributes(to, nameNode(src, name), st); err != nil {
+		return err
+	}
+	return to.setTimes(st)
+}
+
+// attributes sets all but the times. The owner comes first, because a change of
+// it takes set-user-ID and capabilities away; NFSv4 ACLs come last, because the
+// mode is a part of them.
+func (c *treeCopy) attributes(to, from node, st *unix.Stat_t) error {
+	var have unix.Stat_t
+	if err := to.stat(&have); err != nil {
+		return err
+	}
+	if have.Uid != st.Uid || have.Gid != st.Gid {
+		if err := to.chown(int(st.Uid), int(st.Gid)); err != nil {
+			return fmt.Errorf("set owner %d:%d: %w", st.Uid, st.Gid, err)
+		}
+	}
+	if err := c.xattrs(to, from, func(name string) bool { return !strings.HasPrefix(name, "system.nfs4_") }); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		if err := to.chmod(st.Mode & 0o7777); err != nil {
+			return fmt.Errorf("set mode %o: %w", st.Mode&0o7777, err)
+		}
+	}
+	return c.xattrs(to, from, func(name string) bool { return strings.HasPrefix(name, "system.nfs4_") })
+}
+
+// xattrs copies the attributes that are wanted. The SELinux label is not one: the
+// place decides about it.
+func (c *treeCopy) xattrs(to, from node, wanted func(name string) bool) error {
+	names, err := from.listXattrs()
+	if err != nil {
+		return fmt.Errorf("list extended attributes: %w", err)
+	}
+	keep := map[string]bool{}
+	for _, name := range names {
+		if !wanted(name) || name == "security.selinux" {
+			continue
+		}
+		keep[name] = true
+		value, err := from.getXattr(name)
+		if err != nil {
+			return fmt.Errorf("read extended attribute %s: %w", name, err)
+		}
+		if have, err := to.getXattr(name); err == nil && string(have) == string(value) {
+			continue
+		}
+		if err := to.setXattr(name, value); err != nil {
+			return fmt.Errorf("set extended attribute %s: %w", name, err)
+		}
+	}
+	if !c.resumed {
+		return nil
+	}
+	// A directory that had its default ACL already gave it to what was made in it.
+	have, err := to.listXattrs()
+	if err != nil {
+		return fmt.Errorf("list extended attributes: %w", err)
+	}
+	for _, name := range have {
+		if strings.HasPrefix(name, "system.posix_acl_") && wanted(name) && !keep[name] {
+			if err := to.removeXattr(name); err != nil {
+				return fmt.Errorf("remove extended attribute %s: %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// removeOthers removes what is in dst and not in names.
+func removeOthers(dst *os.File, names []string) error {
+	have, err := dst.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	keep := make(map[string]bool, len(names))
+	for _, name := range names {
+		keep[name] = true
+	}
+	for _, name := range have {
+		if !keep[name] {
+			if err := removeEntry(dst, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeEntry removes a name, with all that is below it.
+func removeEntry(dir *os.File, name string) error {
+	err := unix.Unlinkat(int(dir.Fd()), name, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	sub, err := openIn(dir, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	if err := removeOthers(sub, nil); err != nil {
+		return err
+	}
+	return unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+}
+
+// openIn opens one name in a directory, without following a link and without
+// touching the time of the last access where that is allowed.
+func openIn(dir *os.File, name string, flags int) (*os.File, error) {
+	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	open := func(more int) (fd int, err error) {
+		for {
+			fd, err = unix.Openat(int(dir.Fd()), name, flags|more, 0o600)
+			if !errors.Is(err, unix.EINTR) {
+				return fd, err
+			}
+		}
+	}
+	fd, err := open(unix.O_NOATIME)
+	if errors.Is(err, unix.EPERM) {
+		fd, err = open(0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), path.Join(dir.Name(), name)), nil
+}
+
+func readlink(dir *os.File, name string) (string, error) {
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(dir.Fd()), name, buf)
+	return string(buf[:max(n, 0)]), err
+}
+
+// node is a file to set attributes of: an open one, or, where it must not be opened, a
+// name in an open directory.
+type node struct {
+	dir  *os.File
+	name string // "": dir itself, which may be any file
+}
+
+func fdNode(f *os.File) node               { return node{f, ""} }
+func nameNode(dir *os.File, n string) node { return node{dir, n} }
+func (n node) stat(st *unix.Stat_t) error  { return unix.Fstatat(n.fd(), n.name, st, n.flags()) }
+func (n node) chown(uid, gid int) error    { return unix.Fchownat(n.fd(), n.name, uid, gid, n.flags()) }
+func (n node) fd() int                     { return int(n.dir.Fd()) }
+func (n node) setTimes(st *unix.Stat_t) error {
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	if n.name == "" {
+		return unix.UtimesNanoAt(unix.AT_FDCWD, n.path(), times, 0)
+	}
+	return unix.UtimesNanoAt(n.fd(), n.name, times, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func (n node) flags() int {
+	if n.name == "" {
+		return unix.AT_EMPTY_PATH
+	}
+	return unix.AT_SYMLINK_NOFOLLOW
+}
+
+// chmod is not for symbolic links, whose mode means nothing.
+func (n node) chmod(mode uint32) error {
+	if n.name == "" {
+		return unix.Fchmod(n.fd(), mode)
+	}
+	return unix.Fchmodat(n.fd(), n.name, mode, 0)
+}
+
+// path is for the calls that know no directory descriptors.
+func (n node) path() string {
+	p := fmt.Sprintf("/proc/self/fd/%d", n.fd())
+	if n.name != "" {
+		p += "/" + n.name
+	}
+	return p
+}
+
+func (n node) listXattrs() ([]string, error) {
+	raw, err := n.read(func(buf []byte) (int, error) {
+		if n.name == "" {
+			return unix.Flistxattr(n.fd(), buf)
+		}
+		return unix.Llistxattr(n.path(), buf)
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) || len(raw) == 0 {
+		return nil, ignore(err, unix.EOPNOTSUPP)
+	}
+	return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00"), err
+}
+
+func (n node) getXattr(name string) ([]byte, error) {
+	return n.read(func(buf []byte) (int, error) {
+		if n.name == "" {
+			return unix.Fgetxattr(n.fd(), name, buf)
+		}
+		return unix.Lgetxattr(n.path(), name, buf)
+	})
+}
+
+func (n node) setXattr(name string, value []byte) error {
+	if n.name == "" {
+		return unix.Fsetxattr(n.fd(), name, value, 0)
+	}
+	return unix.Lsetxattr(n.path(), name, value, 0)
+}
+
+func (n node) removeXattr(name string) error {
+	if n.name == "" {
+		return unix.Fremovexattr(n.fd(), name)
+	}
+	return unix.Lremovexattr(n.path(), name)
+}
+
+// read calls get with room enough.
+func (node) read(get func([]byte) (int, error)) ([]byte, error) {
+	for size := 256; ; size *= 4 {
+		buf := make([]byte, size)
+		n, err := get(buf)
+		if errors.Is(err, unix.ERANGE) && size <= 1<<20 {
+			continue
+		}
+		return buf[:max(n, 0)], err
+	}
+}
+
+func ignore(err error, errno unix.Errno) error {
+	if errors.Is(err, errno) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/csikit/csikit/nodeops"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// mounter makes the directory of an export appear on this machine. Both methods may
+// block as long as the server likes.
+type mounter interface {
+	Mount(e export) (dir string, err error)
+	Unmount(e export) error
+}
+
+// exports are the mounts that the controller itself works in: one for each export,
+// however many calls use it, for as long as one does and a little longer.
+type exports struct {
+	mounter mounter
+	linger  time.Duration // how long a mount outlives its last user
+	log     *slog.Logger
+
+	mu    sync.Mutex
+	open  map[export]*mounted
+	turns map[string]*sync.Mutex // see store.change: one for each share, however it is mounted
+}
+
+type mounted struct {
+	export
+	all *exports
+
+	// turn is held by whoever mounts or unmounts, which may take long.
+	turn sync.Mutex
+	// The rest is guarded by exports.mu.
+	users int
+	root  *os.Root // nil while there is no user
+	idle  *time.Timer
+	store *store
+}
+
+func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
+	return &exports{mounter: m, linger: linger, log: log, open: map[export]*mounted{}, turns: map[string]*sync.Mutex{}}
+}
+
+// Use runs fn with the store of the export, which is mounted if it is not, and
+// mounted anew if its handles are stale: the server was set up again. It blocks as
+// long as the server likes; call it from servers.Do.
+func (x *exports) Use(e export, fn func(*store) error) error {
+	for try := 1; ; try++ {
+		m := x.get(e)
+		s, err := m.acquire()
+		if err == nil {
+			err = fn(s)
+		}
+		m.release()
+		if !errors.Is(err, syscall.ESTALE) || try == 3 {
+			return err
+		}
+		x.log.Warn("the export's handles are stale; mounting it again", "export", e.String(), "error", err)
+	}
+}
+
+// get counts the caller as a user.
+func (x *exports) get(e export) *mounted {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	m := x.open[e]
+	if m == nil {
+		m = &mounted{export: e, all: x}
+		x.open[e] = m
+	}
+	m.users++
+	if m.idle != nil {
+		m.idle.Stop()
+	}
+	return m
+}
+
+// acquire mounts the export for the first of its users. The mounter finds out
+// whether it is mounted already and alive.
+func (m *mounted) acquire() (*store, error) {
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	m.all.mu.Lock()
+	s := m.store
+	m.all.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	dir, err := m.all.mounter.Mount(m.export)
+	if err != nil {
+		return nil, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	m.all.mu.Lock()
+	defer m.all.mu.Unlock()
+	change := m.all.turns[m.String()]
+	if change == nil {
+		change = new(sync.Mutex)
+		m.all.turns[m.String()] = change
+	}
+	s = &store{export: m.export, root: root, log: m.all.log.With("export", m.String()), change: change}
+	m.root, m.store = root, s
+	return s, nil
+}
+
+// release closes what keeps the mount busy once the last user has gone.
+func (m *mounted) release() {
+	x := m.all
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if m.users--; m.users > 0 {
+		return
+	}
+	if m.root != nil {
+		m.store.close()
+		m.root, m.store = nil, nil
+	}
+	m.idle = time.AfterFunc(x.linger, m.unmountIfIdle)
+}
+
+func (m *mounted) unmountIfIdle() {
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	x := m.all
+	x.mu.Lock()
+	users := m.users
+	x.mu.Unlock()
+	if users > 0 {
+		return
+	}
+	if err := x.mounter.Unmount(m.export); err != nil {
+		x.log.Warn("unmount an export that nobody uses; the next start tries again", "export", m.String(), "error", err)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if m.users == 0 {
+		delete(x.open, m.export)
+	}
+}
+
+// Close unmounts what no call uses any more. What still hangs stays, and is
+// unmounted at the next start.
+func (x *exports) Close() {
+	x.mu.Lock()
+	var idle []*mounted
+	for _, m := range x.open {
+		if m.users == 0 && m.idle.Stop() {
+			idle = append(idle, m)
+		}
+	}
+	x.mu.Unlock()
+	var all sync.WaitGroup
+	for _, m := range idle {
+		all.Go(m.unmountIfIdle)
+	}
+	all.Wait()
+}
+
+// exportRow is a mount on the debug page.
+type exportRow struct {
+	Export string
+	Users  int
+}
+
+func (x *exports) Snapshot() []exportRow {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var rows []exportRow
+	for e, m := range x.open {
+		rows = append(rows, exportRow{e.String(), m.users})
+	}
+	return rows
+}
+
+// nfsMounts mounts exports below a directory of its own.
+type nfsMounts struct {
+	dir      string
+	fsType   string
+	patience time.Duration
+	ops      *nodeops.Node
+}
+
+// newNFSMounts unmounts what an earlier process left behind. The directory must be
+// used by one process at a time.
+func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duration, ops *nodeops.Node, log *slog.Logger) (*nfsMounts, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "export-*"))
+	if err != nil {
+		return nil, err
+	}
+	var all sync.WaitGroup
+	for _, path := range left {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			if err := ops.Unpublish(ctx, filepath.Base(path), path); err != nil {
+				log.Warn("unmount what an earlier process left", "path", path, "error", err)
+			}
+		})
+	}
+	all.Wait()
+	return &nfsMounts{dir, fsType, patience, ops}, nil
+}
+
+func (m *nfsMounts) path(e export) string {
+	return filepath.Join(m.dir, "export-"+digest(e.String()+"#"+e.Options))
+}
+
+// Mount needs no lock: nodeops finds what is mounted, compares it, and replaces it
+// if it is dead.
+func (m *nfsMounts) Mount(e export) (string, error) {
+	path := m.path(e)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*m.patience)
+	defer cancel()
+	err := m.ops.PublishShare(ctx, nodeops.SharePublish{
+		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
+		MountFlags: append([]string{"nosuid", "nodev", "noexec"}, e.options()...),
+	})
+	if status.Code(err) == codes.Internal { // the helper's answer, and nothing is mounted
+		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("mount %s: %w", e, err)
+	}
+	return path, nil
+}
+
+func (m *nfsMounts) Unmount(e export) error {
+	ctx, cancel := context.WithTimeout(context.Background(), m.patience)
+	defer cancel()
+	return m.ops.Unpublish(ctx, e.String(), m.path(e))
+}
+
+// localDirs stands in for servers: an export is a directory. It is for tests and
+// demonstrations on one machine.
+type localDirs string
+
+func (l localDirs) Mount(e export) (string, error) {
+	dir := filepath.Join(string(l), filepath.FromSlash(e.Share))
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
+	}
+	return dir, nil
+}
+
+func (l localDirs) Unmount(export) error { return nil }

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// export is a directory that an NFS server offers, and how the driver reaches it.
+// It is comparable: equal exports share one mount.
+type export struct {
+	Server  string // host name in lower case, or IP address
+	Share   string // absolute path on the server
+	Options string // the mount options without which the server is not reached, such as "port=2050", sorted; mostly ""
+}
+
+func (e export) String() string { return e.source("") }
+
+// source is what mount.nfs is given for a directory below the export.
+func (e export) source(subDir string) string {
+	server := e.Server
+	if strings.Contains(server, ":") {
+		server = "[" + server + "]"
+	}
+	return server + ":" + path.Join(e.Share, subDir)
+}
+
+func (e export) options() []string {
+	if e.Options == "" {
+		return nil
+	}
+	return strings.Split(e.Options, ",")
+}
+
+// onDelete is what DeleteVolume does with the directory.
+type onDelete string
+
+const (
+	deleteDir  onDelete = "delete"
+	retainDir  onDelete = "retain"
+	archiveDir onDelete = "archive"
+)
+
+// volumeRef is a volume ID taken apart: all that DeleteVolume needs, because it
+// gets no parameters.
+type volumeRef struct {
+	export
+	SubDir   string // relative to the share
+	OnDelete onDelete
+}
+
+// snapshotRef is a snapshot ID taken apart.
+type snapshotRef struct {
+	export
+	Key string // 32 hexadecimal digits, derived from the name
+}
+
+// The IDs are their fields in a fixed order, behind a word that names kind and
+// version:
+//
+//	vol1#server#/share#sub/dir#delete[#options]
+//	snap1#server#/share#0123456789abcdef0123456789abcdef[#options]
+//
+// A text is an ID only if it is what the encoder makes of its fields: there are no
+// two spellings of a path, and none that leads elsewhere.
+const (
+	volumeKind   = "vol1"
+	snapshotKind = "snap1"
+	separator    = "#"
+	maxID        = 128 // the spec's limit for a string
+)
+
+func (r volumeRef) encode() string {
+	return joinID(volumeKind, r.Server, r.Share, r.SubDir, string(r.OnDelete), r.Options)
+}
+
+func (r snapshotRef) encode() string {
+	return joinID(snapshotKind, r.Server, r.Share, r.Key, r.Options)
+}
+
+func joinID(fields ...string) string {
+	return strings.TrimSuffix(strings.Join(fields, separator), separator) // without options
+}
+
+func parseVolumeID(id string) (volumeRef, error) {
+	fields, err := splitID(id, volumeKind, 5)
+	if err != nil {
+		return volumeRef{}, err
+	}
+	r := volumeRef{export{fields[1], fields[2], fields[5]}, fields[3], onDelete(fields[4])}
+	if err := r.check(); err != nil {
+		return volumeRef{}, err
+	}
+	if r.encode() != id {
+		return volumeRef{}, fmt.Errorf("%q is not how this driver writes a volume ID", id)
+	}
+	return r, nil
+}
+
+func parseSnapshotID(id string) (snapshotRef, error) {
+	fields, err := splitID(id, snapshotKind, 4)
+	if err != nil {
+		return snapshotRef{}, err
+	}
+	r := snapshotRef{export{fields[1], fields[2], fields[4]}, fields[3]}
+	if err := r.check(); err != nil {
+		return snapshotRef{}, err
+	}
+	if !snapshotKey.MatchString(r.Key) || r.encode() != id {
+		return snapshotRef{}, fmt.Errorf("%q is not how this driver writes a snapshot ID", id)
+	}
+	return r, nil
+}
+
+// splitID returns n+1 fields, the last of which, the options, may be empty.
+func splitID(id, kind string, n int) ([]string, error) {
+	fields := strings.Split(id, separator)
+	if len(id) > maxID || fields[0] != kind || len(fields) < n || len(fields) > n+1 {
+		return nil, fmt.Errorf("%.*q is not an ID of this driver, which begin with %s#server#/share#", maxID, id, kind)
+	}
+	return append(fields, "")[:n+1], nil
+}
+
+func (r volumeRef) check() error {
+	if err := r.export.check(); err != nil {
+		return err
+	}
+	if err := checkSubDir(r.SubDir); err != nil {
+		return err
+	}
+	if !slices.Contains([]onDelete{deleteDir, retainDir, archiveDir}, r.OnDelete) {
+		return fmt.Errorf("onDelete %q: want delete, retain or archive", r.OnDelete)
+	}
+	return nil
+}
+
+var (
+	hostName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+	snapshotKey = regexp.MustCompile(`^[0-9a-f]{32}$`)
+)
+
+func (e export) check() error {
+	if addr, err := netip.ParseAddr(e.Server); err == nil {
+		if addr.String() != e.Server || addr.Zone() != "" {
+			return fmt.Errorf("server %q: write the address as %s", e.Server, addr.WithZone(""))
+		}
+	} else if !hostName.MatchString(e.Server) || len(e.Server) > 253 {
+		return fmt.Errorf("server %q: want a host name in lower case, or an IP address without brackets", e.Server)
+	}
+	if err := checkShare(e.Share); err != nil {
+		return err
+	}
+	if want, err := essentialOptions(e.options()); err != nil || want != e.Options {
+		return fmt.Errorf("mount options %q: want some of %s, sorted", e.Options, strings.Join(essential, ", "))
+	}
+	return nil
+}
+
+func checkShare(share string) error {
+	if !path.IsAbs(share) || path.Clean(share) != share {
+		return fmt.Errorf("share %q: want an absolute path without '..', '.' and empty parts", share)
+	}
+	return checkText("share", share)
+}
+
+// checkSubDir accepts a relative path whose every part is a name of its own.
+func checkSubDir(subDir string) error {
+	for part := range strings.SplitSeq(subDir, "/") {
+		switch {
+		case part == "":
+			return fmt.Errorf("subDir %q: has an empty part", subDir)
+		case part == "." || part == "..":
+			return fmt.Errorf("subDir %q: has the part %q", subDir, part)
+		case strings.HasPrefix(part, storeName):
+			return fmt.Errorf("subDir %q: names that begin with %s are the driver's own", subDir, storeName)
+		}
+	}
+	return checkText("subDir", subDir)
+}
+
+// checkText refuses what would end a field of an ID, or be read in two ways in a log
+// or by a server.
+func checkText(what, s string) error {
+	if !utf8.ValidString(s) {
+		return fmt.Errorf("%s %q: is not UTF-8", what, s)
+	}
+	for _, r := range s {
+		if r == '#' || r == '\\' || !unicode.IsPrint(r) {
+			return fmt.Errorf("%s %q: has the character %q", what, s, r)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A list goes through the exports that are known, in order, and in each through the
+// records in the order of their names. Its token is the ID of the last one of a page,
+// which stays good when others come and go, this one included.
+
+// compareExports orders by the place and not by the options.
+func compareExports(a, b export) int {
+	return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Share, b.Share))
+}
+
+func (b *dirBackend) ListVolumes(ctx context.Context, after string, limit int) ([]Volume, string, error) {
+	var from place
+	if after != "" {
+		ref, err := parseVolumeID(after)
+		if err != nil {
+			return nil, "", fail("list volumes after", after, "%w; start again without a token", errBadToken)
+		}
+		from = place{ref.export, digest(ref.SubDir)}
+	}
+	return list(ctx, b, "list volumes", dirVolumes, from, limit,
+		func(s *store, name string) (Volume, error) {
+			r, err := s.readVolumeFile(name)
+			return r.Volume, err
+		},
+		func(v Volume) string { return v.ID })
+}
+
+func (b *dirBackend) ListSnapshots(ctx context.Context, after string, limit int) ([]Snapshot, string, error) {
+	var from place
+	if after != "" {
+		ref, err := parseSnapshotID(after)
+		if err != nil {
+			return nil, "", fail("list snapshots after", after, "%w; start again without a token", errBadToken)
+		}
+		from = place{ref.export, ref.Key}
+	}
+	return list(ctx, b, "list snapshots", dirSnapshots, from, limit,
+		func(s *store, name string) (Snapshot, error) {
+			r, err := s.readSnapshot(name)
+			return r.Snapshot, err
+		},
+		func(v Snapshot) string { return v.ID })
+}
+
+// place is a position in a list.
+type place struct {
+	export
+	key string
+}
+
+func list[T any](ctx context.Context, b *dirBackend, op, dir string, after place, limit int,
+	read func(s *store, name string) (T, error), id func(T) string) (page []T, next string, err error) {
+	for _, e := range b.known {
+		if compareExports(e, after.export) < 0 {
+			continue
+		}
+		from := ""
+		if compareExports(e, after.export) == 0 {
+			from = after.key
+		}
+		more := 0 // one more than the page takes tells that there are more
+		if limit > 0 {
+			more = limit + 1 - len(page)
+		}
+		part, err := work(ctx, b, e, strings.Join([]string{op, e.String(), from}, " "), func(_ *job, s *store) ([]T, error) {
+			return listExport(s, dir, from, more, read)
+		})
+		if err != nil {
+			return nil, "", fail(op, e.String(), "%w", err)
+		}
+		page = append(page, part...)
+		if limit > 0 && len(page) > limit {
+			page = page[:limit]
+			return page, id(page[limit-1]), nil
+		}
+	}
+	return page, "", nil
+}
+
+// listExport leaves out records that cannot be read, which are logged, because one of
+// them must not hide all the others.
+func listExport[T any](s *store, dir, after string, limit int, read func(*store, string) (T, error)) ([]T, error) {
+	if err := s.open(); errors.Is(err, errNotFound) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	names, err := readNames(s.own, dir)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(names)
+	var part []T
+	for _, name := range names {
+		key, ok := strings.CutSuffix(name, extRecord)
+		if !ok || key <= after {
+			continue
+		}
+		v, err := read(s, path.Join(dir, name))
+		if errors.Is(err, errDamaged) {
+			s.log.Error("left out of a list", "error", err)
+			continue
+		}
+		if errors.Is(err, errNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if part = append(part, v); limit > 0 && len(part) == limit {
+			break
+		}
+	}
+	return part, nil
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"golang.org/x/sys/unix"
+)
+
+// Without a server, a directory stands in for it: the controller works in it where it
+// would mount the export, and a node mounts a volume by a helper as it does otherwise.
+// The helper shows the directory by an overlay without anything below, because that
+// shows the source that it is told, as NFS does.
+const helperScript = `#!/bin/sh
+dir="$CSIKIT_TEST_SHARES/${1#*:}"
+[ -d "$dir" ] || { echo "mount.nfs: mounting $1 failed, reason given by server: No such file or directory"; exit 32; }
+[ -z "$CSIKIT_TEST_HANG" ] || exec sleep 1000
+work=$(mktemp -d "$CSIKIT_TEST_SHARES/.work/XXXXXX") && mkdir "$work/lower" "$work/work" || exit 1
+flags=userxattr,lowerdir=$work/lower,upperdir=$dir,workdir=$work/work
+case ",$4," in *,ro,*) flags=$flags,ro ;; esac
+case ",$4," in *,suid,*) ;; *,nosuid,*) flags=$flags,nosuid ;; esac
+case ",$4," in *,nodev,*) flags=$flags,nodev ;; esac
+case ",$4," in *,noexec,*) flags=$flags,noexec ;; esac
+exec mount -i -n -t overlay -o "$flags" "$1" "$2"
+`
+
+// newShares returns a directory that stands in for a server with the shares /a and /b.
+func newShares(t *testing.T) string {
+	t.Helper()
+	gate.UserNS(t)
+	dir := t.TempDir()
+	must(t, unix.Mount("server", dir, "tmpfs", 0, "")) // an overlay cannot write on an overlay
+	t.Cleanup(func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	for _, d := range []string{"a", "b", ".work", ".bin"} {
+		must(t, os.Mkdir(filepath.Join(dir, d), 0o755))
+	}
+	must(t, os.WriteFile(filepath.Join(dir, ".bin", "mount.overlay"), []byte(helperScript), 0o755))
+	t.Setenv("CSIKIT_TEST_SHARES", dir)
+	t.Setenv("PATH", filepath.Join(dir, ".bin")+":"+os.Getenv("PATH"))
+	return dir
+}
+
+const localExports = "server:/a server:/b"
+
+// localMain is the driver with a directory in the place of the server.
+func localMain() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	cfg, err := parseConfig(os.Args[1:], os.Getenv, os.Stdout)
+	if err == nil {
+		cfg.fsType, cfg.local = "overlay", os.Getenv("CSIKIT_TEST_SHARES")
+		err = drive(ctx, cfg, newLogger(cfg, os.Stderr))
+	}
+	if err != nil {
+		slog.Error("drive", "error", err)
+		os.Exit(1)
+	}
+}
+
+// startLocal serves the driver in this process until the test ends, and returns its
+// endpoint.
+func startLocal(t *testing.T, shares string, args ...string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nfs")
+	must(t, err)
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	cfg, err := parseConfig(append([]string{"-endpoint", endpoint, "-node-id", "node", "-log-level", "debug", "-exports", localExports}, args...),
+		func(string) string { return "" }, os.Stdout)
+	must(t, err)
+	cfg.fsType, cfg.local = "overlay", shares
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- drive(ctx, cfg, newLogger(cfg, testLog{t})) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		must(t, os.RemoveAll(dir))
+	})
+	return endpoint
+}
+
+// testLog sends the driver's log to the test's, and wants all responses valid.
+type testLog struct{ t *testing.T }
+
+func (l testLog) Write(p []byte) (int, error) {
+	l.t.Logf("%s", p)
+	if bytes.Contains(p, []byte("response breaks rules of CSI")) {
+		l.t.Error("the driver broke the rules of CSI")
+	}
+	return len(p), nil
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantShare fails if a share holds anything but these volumes, and what belongs to
+// them. It waits until the trash is empty.
+func wantShare(t *testing.T, share string, subDirs ...string) {
+	t.Helper()
+	list := func(dir string) (names []string) {
+		entries, err := os.ReadDir(filepath.Join(share, dir))
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return names
+	}
+	if got := slices.DeleteFunc(list("."), func(s string) bool { return s == storeName }); !slices.Equal(got, subDirs) {
+		t.Errorf("the share holds %q, want %q", got, subDirs)
+	}
+	for len(list(storeName+"/"+dirTrash)) > 0 { // or the test times out
+		time.Sleep(time.Millisecond)
+	}
+	for dir, want := range map[string]int{dirVolumes: len(subDirs), dirNames: len(subDirs), dirTmp: 0, dirSnapshots: 0} {
+		if got := list(storeName + "/" + dir); len(got) != want {
+			t.Errorf("%s holds %q, want %d", dir, got, want)
+		}
+	}
+}

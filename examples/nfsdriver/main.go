@@ -1,0 +1,201 @@
+// Command nfsdriver is a CSI driver for network shares, assembled from csikit's
+// packages: a directory on an NFS export for each volume, mounted into pods without
+// staging. It is an example to run, to read and to copy; README.md says what to
+// change for storage of your own.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/csispec"
+	"github.com/csikit/csikit/nodeops"
+	"github.com/csikit/csikit/registration"
+	"github.com/csikit/csikit/volumelock"
+	"go.opentelemetry.io/otel"
+)
+
+// version is reported as vendor_version; releases set it with -ldflags.
+var version = "dev"
+
+func main() {
+	// The first signal drains, the second one kills: after the first the default
+	// action is back.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	context.AfterFunc(ctx, stop)
+	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "nfsdriver:", err)
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	cfg, err := parseConfig(args, getenv, stdout)
+	if err != nil {
+		return err
+	}
+	return drive(ctx, cfg, newLogger(cfg, stderr))
+}
+
+func drive(ctx context.Context, cfg config, log *slog.Logger) error {
+	meters := otel.GetMeterProvider() // which tells nobody until a program sets one
+	servers := newServers(cfg.serverTimeout)
+	if cfg.fsType != "nfs" {
+		servers.dial = nil
+	}
+	if err := servers.Instrument(meters); err != nil {
+		return err
+	}
+	locks := new(volumelock.Table)
+	sections := []csiserver.Section{
+		csiserver.Rows("servers", servers.Snapshot), csiserver.Rows("work", servers.Jobs), csiserver.Rows("locks", locks.Snapshot),
+	}
+	opts := []csiserver.Option{
+		csiserver.WithLogger(log),
+		csiserver.WithMeterProvider(meters),
+		csiserver.WithDrainTimeout(cfg.drainTimeout),
+		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks,
+			volumelock.WithPolicy(lockPolicy), volumelock.WithRequestID(csiserver.RequestID))),
+		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
+	}
+	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
+		return nodeops.New(nodeops.Config{
+			Logger: log, MeterProvider: meters, HelperTimeout: cfg.serverTimeout, Unmount: unmount,
+			// A call that hangs costs a thread. There are more volumes of one server on a node
+			// than the default allows, and the others must not run out of it.
+			Blocking: &blocking.Group{Limit: 1000},
+		})
+	}
+	if cfg.mode != "node" {
+		// Never by force: that takes the requests of pods which have the same export mounted.
+		node, err := ops(nodeops.UnmountWait)
+		if err != nil {
+			return err
+		}
+		var mounts mounter = localDirs(cfg.local)
+		if cfg.local == "" {
+			if mounts, err = newNFSMounts(ctx, cfg.mountDir, cfg.fsType, cfg.serverTimeout, node, log); err != nil {
+				return err
+			}
+		}
+		exports := newExports(mounts, time.Minute, log)
+		defer exports.Close()
+		backend := newDirBackend(servers, exports, cfg.exports, log)
+		defer backend.Close()
+		backend.Recover()
+		opts = append(opts, csiserver.WithController(newController(backend, cfg.exports != nil)))
+		sections = append(sections, csiserver.Rows("exports", exports.Snapshot))
+	} else { // every process of a plugin reports the same
+		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+	}
+	if cfg.mode != "controller" {
+		// A pod that is gone must not be held by a server that is gone as well.
+		node, err := ops(nodeops.UnmountLazily)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, csiserver.WithNode(newNode(cfg, servers, node)))
+		sections = append(sections, csiserver.Rows("in the kernel", node.Inspect))
+	}
+	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
+	if err != nil {
+		return err
+	}
+	register := func(context.Context) error { return nil }
+	if cfg.register != "" {
+		r, err := registration.New(registration.Config{
+			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
+		})
+		if err != nil {
+			return err
+		}
+		register = r.Serve
+	}
+	lis, err := csiserver.Listen(cfg.endpoint)
+	if err != nil {
+		return err
+	}
+	if cfg.http != "" {
+		stop, err := serveHTTP(cfg.http, server.Health(sections...), log)
+		if err != nil {
+			return errors.Join(err, lis.Close())
+		}
+		defer stop()
+	}
+	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", version)
+	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
+}
+
+// lockPolicy lets CreateVolume and DeleteVolume of one volume, and those of one
+// snapshot, exclude each other: here the IDs follow from the requests.
+func lockPolicy(method string, req any) []volumelock.Request {
+	keys := volumelock.DefaultPolicy(method, req)
+	switch r := req.(type) {
+	case *csi.CreateVolumeRequest:
+		if spec, err := volumeSpec(r); err == nil {
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: spec.Ref.encode()}})
+		}
+	case *csi.CreateSnapshotRequest:
+		if ref, err := parseVolumeID(r.GetSourceVolumeId()); err == nil {
+			id := snapshotRef{ref.export, digest(r.GetName())}.encode()
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Snapshot, ID: id}})
+		}
+	}
+	return keys
+}
+
+// serve runs the server until ctx ends or it fails, and meanwhile the registration,
+// which never ends by itself.
+func serve(ctx context.Context, register, server func(context.Context) error) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	registered := make(chan error, 1)
+	go func() { registered <- register(ctx) }()
+	err := server(ctx)
+	stop()
+	return errors.Join(err, <-registered)
+}
+
+// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
+// them.
+func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
+	lis, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("-http: %w", err)
+	}
+	log.Info("serving health", "http", lis.Addr().String())
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	go func() {
+		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+			log.Error("health is no longer served", "error", err)
+		}
+	}()
+	return func() { srv.Close() }, nil
+}
+
+func newLogger(cfg config, w io.Writer) *slog.Logger {
+	o := &slog.HandlerOptions{Level: cfg.logLevel}
+	if cfg.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}

@@ -1,0 +1,11 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/csikit/csikit/csitest/gate"
+)
+
+func TestMain(m *testing.M) {
+	gate.Main(m, gate.Role("nfsdriver", main), gate.Role("localdriver", localMain))
+}

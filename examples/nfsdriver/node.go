@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/nodeops"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// nodeServer is the node service: find out what to mount and how, let nodeops do it.
+// It needs neither the controller nor the records on the server, and nothing of the
+// volume but its path to take it down.
+type nodeServer struct {
+	csi.UnimplementedNodeServer
+	nodeID     string
+	maxVolumes int64
+	known      []export // nil: any
+	fsType     string
+	servers    *servers
+	ops        *nodeops.Node
+}
+
+func newNode(cfg config, s *servers, ops *nodeops.Node) *nodeServer {
+	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, known: cfg.exports, fsType: cfg.fsType, servers: s, ops: ops}
+}
+
+func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes}, nil
+}
+
+func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	capability := req.GetVolumeCapability()
+	if err := checkCapability(capability); err != nil {
+		return nil, err
+	}
+	flags := capability.GetMount().GetMountFlags()
+	ref, err := shareOf(req.GetVolumeId(), req.GetVolumeContext(), flags)
+	if err == nil {
+		flags, err = mountOptions(ref.export, flags, req.GetVolumeContext()[attrMountOptions])
+	}
+	if err == nil {
+		err = allowed(n.known, ref.export)
+	}
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	share := nodeops.SharePublish{
+		VolumeID: req.GetVolumeId(), Source: ref.source(ref.SubDir), FSType: n.fsType, TargetPath: req.GetTargetPath(),
+		MountFlags: flags, ReadOnly: req.GetReadonly() || readerOnly(capability), Exclusive: exclusive(capability),
+	}
+	if err := n.servers.Watch(ctx, ref.export, func(ctx context.Context) error { return n.ops.PublishShare(ctx, share) }); err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// shareOf finds what to mount. A volume of this driver has it in its ID; one that an
+// administrator made a PersistentVolume for, and one that a pod brings along, in
+// its attributes: server, share and maybe subDir.
+func shareOf(id string, attributes map[string]string, flags []string) (volumeRef, error) {
+	if err := knownKeys("volume_context", attributes, []string{paramServer, paramShare, paramSubDir, attrMountOptions}); err != nil {
+		return volumeRef{}, err
+	}
+	ref, notOurs := parseVolumeID(id)
+	if attributes[paramServer] == "" && notOurs == nil {
+		return ref, nil
+	}
+	if attributes[paramServer] == "" {
+		return volumeRef{}, fmt.Errorf("%w; a volume that this driver did not make has server and share in its attributes", notOurs)
+	}
+	e, err := exportOf(attributes, flags)
+	if err != nil {
+		return volumeRef{}, err
+	}
+	given := volumeRef{export: e, SubDir: attributes[paramSubDir]}
+	if given.SubDir != "" {
+		if err := checkSubDir(given.SubDir); err != nil {
+			return volumeRef{}, err
+		}
+	}
+	if notOurs == nil {
+		if ref.Server != given.Server || ref.Share != given.Share || ref.SubDir != given.SubDir {
+			return volumeRef{}, fmt.Errorf("the attributes say %s, and the volume ID %q says otherwise", given.source(given.SubDir), id)
+		}
+		return ref, nil
+	}
+	return given, nil
+}
+
+func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats tells about the export and not about the volume: NFS knows no more.
+func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	// One question hangs as well as a hundred: while the server is left alone, it gets none.
+	if ref, err := parseVolumeID(req.GetVolumeId()); err == nil {
+		if err := n.servers.Allow(ref.Server); err != nil {
+			return nil, err
+		}
+	}
+	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
+		Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes,
+	}}}
+	if s.TotalInodes > 0 {
+		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
+			Unit: csi.VolumeUsage_INODES, Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes,
+		})
+	}
+	return resp, nil
+}
+
+// readerOnly: whoever may only read gets a mount that is read-only.
+func readerOnly(c *csi.VolumeCapability) bool {
+	switch c.GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		return true
+	}
+	return false
+}
+
+// exclusive: these modes let a volume be published once on its node (the table at
+// NodePublishVolume in the spec).
+func exclusive(c *csi.VolumeCapability) bool {
+	switch c.GetAccessMode().GetMode() {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+		return true
+	}
+	return false
+}

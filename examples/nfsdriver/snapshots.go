@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// snapshotRecord is the content of snapshots/K.json.
+type snapshotRecord struct {
+	Version int    `json:"version"`
+	Inode   uint64 `json:"inode"`
+	Snapshot
+}
+
+func (s *store) readSnapshot(name string) (r snapshotRecord, err error) {
+	if err := s.readRecord(name, &r); err != nil {
+		return r, err
+	}
+	ref, err := parseSnapshotID(r.ID)
+	if err != nil || r.Version != formatVersion || !strings.HasPrefix(name, path.Join(dirSnapshots, ref.Key)+".") {
+		return r, fmt.Errorf("%w: %s describes snapshot %q with version %d; restore it", errDamaged, s.where(storeName, name), r.ID, r.Version)
+	}
+	return r, nil
+}
+
+func (r snapshotRecord) temp() string { return tempOf("snapshot", r.Name, "", r.VolumeID) }
+
+func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string) (Snapshot, error) {
+	const op = "create snapshot"
+	key := digest(name)
+	snap, err := func() (Snapshot, error) {
+		ref, err := parseVolumeID(volumeID)
+		if err != nil || b.allowed(ref.export) != nil {
+			return Snapshot{}, fmt.Errorf("volume %q %w", volumeID, errNotFound)
+		}
+		id := snapshotRef{ref.export, key}.encode()
+		if len(id) > maxID {
+			return Snapshot{}, fmt.Errorf("%w: the snapshot ID %q would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, id, len(id), maxID)
+		}
+		return work(ctx, b, ref.export, fmt.Sprintf("%s %s of %s", op, id, volumeID), func(j *job, s *store) (Snapshot, error) {
+			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref)
+		})
+	}()
+	if err != nil {
+		return Snapshot{}, fail(op, name, "%w", err)
+	}
+	return snap, nil
+}
+
+func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef) (Snapshot, error) {
+	if err := s.create(); err != nil {
+		return snap, err
+	}
+	key := path.Join(dirSnapshots, digest(snap.Name))
+	r, err := s.readSnapshot(key + extRecord)
+	if errors.Is(err, errNotFound) {
+		r, err = b.takeSnapshot(j, s, snap, source, key)
+	}
+	if err != nil {
+		return snap, err
+	}
+	if r.Name != snap.Name || r.VolumeID != snap.VolumeID {
+		return snap, fmt.Errorf("snapshot %s %w: it is of volume %q", r.ID, errConflict, r.VolumeID)
+	}
+	return r.Snapshot, s.place(path.Join(storeName, r.temp(), "data"), path.Join(storeName, key), r.Inode)
+}
+
+func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string) (snapshotRecord, error) {
+	r := snapshotRecord{Version: formatVersion, Snapshot: snap}
+	v, err := s.volume(source)
+	if err != nil {
+		return r, fmt.Errorf("volume %q: %w", snap.VolumeID, err)
+	}
+	if err := s.finishDeleteSnapshot(key); err != nil {
+		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
+	}
+	if r.Inode, err = b.fill(j, s, r.temp(), snap.VolumeID, access{}); err != nil {
+		return r, err
+	}
+	r.SizeBytes, r.Created = v.CapacityBytes, time.Now()
+	data, err := encode(r)
+	if err != nil {
+		return r, err
+	}
+	err = s.add(key+extRecord, data)
+	if errors.Is(err, fs.ErrExist) { // somebody was faster
+		return s.readSnapshot(key + extRecord)
+	}
+	return r, err
+}
+
+func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
+	const op = "delete snapshot"
+	ref, err := parseSnapshotID(id)
+	if err != nil {
+		b.log.Warn("asked to delete a snapshot whose ID is not this driver's; nothing is touched", "snapshot_id", id, "error", err)
+		return nil
+	}
+	if b.allowed(ref.export) != nil {
+		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
+	}
+	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
+		if err := s.open(); err != nil {
+			return nil, err
+		}
+		key := path.Join(dirSnapshots, ref.Key)
+		_, err := s.readSnapshot(key + extRecord)
+		if err == nil {
+			err = s.own.Rename(key+extRecord, key+extDeleting)
+			if err == nil {
+				err = syncDir(s.own, dirSnapshots)
+			}
+		}
+		if err != nil && !errors.Is(err, errNotFound) {
+			return nil, err
+		}
+		return nil, s.finishDeleteSnapshot(key)
+	})
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fail(op, id, "%w", err)
+	}
+	b.clean(ref.export)
+	return nil
+}
+
+// finishDeleteSnapshot is finishDelete for a snapshot.
+func (s *store) finishDeleteSnapshot(key string) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	r, err := s.readSnapshot(key + extDeleting)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err == nil {
+		err = s.throwAway(path.Join(storeName, r.temp()))
+	}
+	if err == nil {
+		err = s.throwAway(path.Join(storeName, key))
+	}
+	if err != nil {
+		return err
+	}
+	return remove(s.own, key+extDeleting)
+}
+
+func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, error) {
+	const op = "get snapshot"
+	ref, err := parseSnapshotID(id)
+	if err != nil || b.allowed(ref.export) != nil {
+		return Snapshot{}, fail(op, id, "%w", errNotFound)
+	}
+	snap, err := work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (Snapshot, error) {
+		if err := s.open(); err != nil {
+			return Snapshot{}, err
+		}
+		r, err := s.readSnapshot(path.Join(dirSnapshots, ref.Key+extRecord))
+		if err == nil && r.ID != id {
+			err = errNotFound
+		}
+		return r.Snapshot, err
+	})
+	if err != nil {
+		return Snapshot{}, fail(op, id, "%w", err)
+	}
+	return snap, nil
+}
+
+// fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
+// returns its inode number. An attempt that was cut off is gone on with. What a final
+// error leaves goes into the trash.
+func (b *dirBackend) fill(j *job, s *store, temp, sourceID string, a access) (uint64, error) {
+	data := path.Join(temp, "data")
+	inode, err := func() (uint64, error) {
+		for _, name := range []string{temp, data} {
+			if err := s.own.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return 0, err
+			}
+		}
+		if sourceID == "" {
+			if a.Permissions == nil {
+				permissions := uint32(defaultPermissions)
+				a.Permissions = &permissions
+			}
+		} else if err := b.copyInto(j, s, data, sourceID, s.stamp(temp)); err != nil {
+			return 0, err
+		}
+		if err := s.allow(data, a); err != nil {
+			return 0, err
+		}
+		if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
+			return 0, err
+		}
+		return s.isDirectory(path.Join(storeName, data))
+	}()
+	if err != nil && finalError(err) {
+		err = errors.Join(err, s.throwAway(path.Join(storeName, temp)))
+		b.clean(s.export)
+	}
+	return inode, err
+}
+
+// finalError reports whether the CO takes the error as the end of the request.
+func finalError(err error) bool {
+	for _, kind := range []error{errNotFound, errInvalid, errRefused, errOutOfRange, errDamaged,
+		syscall.ENOSPC, syscall.EDQUOT, syscall.EACCES, syscall.EPERM, syscall.EROFS} {
+		if errors.Is(err, kind) {
+			return true
+		}
+	}
+	return false
+}
+
+// stamp returns what keeps tidy from taking a long copy for abandoned.
+func (s *store) stamp(temp string) func() {
+	var last time.Time
+	return func() {
+		if now := time.Now(); now.Sub(last) > time.Hour {
+			last = now
+			s.own.Chtimes(temp, now, now) // if it fails, so will the copy
+		}
+	}
+}
+
+// allow sets who may use a directory, as far as that is given. Changing the owner
+// comes first: it takes set-group-ID away.
+func (s *store) allow(name string, a access) error {
+	if a.Owner != nil || a.Group != nil {
+		id := func(v *uint32) int {
+			if v == nil {
+				return -1
+			}
+			return int(*v)
+		}
+		if err := s.own.Lchown(name, id(a.Owner), id(a.Group)); err != nil {
+			return err
+		}
+	}
+	if a.Permissions == nil {
+		return nil
+	}
+	mode := fs.FileMode(*a.Permissions & 0o777)
+	for bit, flag := range map[uint32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if *a.Permissions&bit != 0 {
+			mode |= flag
+		}
+	}
+	return s.own.Chmod(name, mode)
+}
+
+// copyInto copies a volume or a snapshot, which may be on another export of the same
+// server: of another one it could hang on both.
+func (b *dirBackend) copyInto(j *job, s *store, data, sourceID string, stamp func()) error {
+	var from export
+	var open func(*store) (*os.File, error)
+	if ref, err := parseSnapshotID(sourceID); err == nil {
+		from = ref.export
+		open = func(src *store) (*os.File, error) {
+			r, err := src.readSnapshot(path.Join(dirSnapshots, ref.Key+extRecord))
+			if err != nil {
+				return nil, err
+			}
+			place := path.Join(storeName, dirSnapshots, ref.Key)
+			if err := src.place(path.Join(storeName, r.temp(), "data"), place, r.Inode); err != nil {
+				return nil, err
+			}
+			return src.root.Open(place)
+		}
+	} else if ref, err := parseVolumeID(sourceID); err == nil {
+		from = ref.export
+		open = func(src *store) (*os.File, error) {
+			r, err := src.volume(ref)
+			if err != nil {
+				return nil, err
+			}
+			return src.openVolume(r)
+		}
+	} else {
+		return fmt.Errorf("source %q %w", sourceID, errNotFound)
+	}
+	if from.Server != s.Server {
+		return fmt.Errorf("%w: the source is on server %s, and only copies on one server are made; use a class whose server is that one", errInvalid, from.Server)
+	}
+	return b.exports.Use(from, func(src *store) error {
+		if err := src.open(); err != nil {
+			return fmt.Errorf("source %q: %w", sourceID, err)
+		}
+		in, err := open(src)
+		if err != nil {
+			return fmt.Errorf("source %q: %w", sourceID, err)
+		}
+		defer in.Close()
+		out, err := s.own.Open(data)
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		return copyTree(out, in, func(files, bytes int64) {
+			j.Progress(files, bytes)
+			stamp()
+		})
+	})
+}

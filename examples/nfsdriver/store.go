@@ -1,0 +1,282 @@
+package main
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// store is an export with the driver's own directory in it:
+//
+//	<subDir>/                     a volume, wherever its subDir says
+//	.csikit-nfs/marker            says that the directory is the driver's
+//	.csikit-nfs/volumes/K.json    a volume exists as long as this file does; K follows from subDir
+//	.csikit-nfs/volumes/K.deleting  one whose deletion has begun and will be finished
+//	.csikit-nfs/names/N           the subDir of the volume with that name, a hint
+//	.csikit-nfs/snapshots/K.json  likewise for snapshots; K follows from the name
+//	.csikit-nfs/snapshots/K/      the copy
+//	.csikit-nfs/tmp/T/            what is being made
+//	.csikit-nfs/trash/            what is being removed: the only place where anything is deleted recursively
+//
+// Every path goes through os.Root, so that nothing in the export leads out of it.
+// Changes take effect by a rename or a link, so that a kill at any point leaves
+// what the next call completes.
+type store struct {
+	export
+	root *os.Root
+	log  *slog.Logger
+
+	mu  sync.Mutex
+	own *os.Root // storeName; nil until open or create
+
+	// change is held between looking what is at a subDir and moving something there
+	// or away, so that a deletion does not take its successor.
+	change *sync.Mutex
+}
+
+const (
+	storeName     = ".csikit-nfs"
+	storeFormat   = "csikit-nfs"
+	formatVersion = 1
+
+	dirVolumes   = "volumes"
+	dirNames     = "names"
+	dirSnapshots = "snapshots"
+	dirTmp       = "tmp"
+	dirTrash     = "trash"
+
+	extRecord   = ".json"
+	extDeleting = ".deleting"
+)
+
+var storeDirs = []string{dirVolumes, dirNames, dirSnapshots, dirTmp, dirTrash}
+
+type marker struct {
+	Format  string `json:"format"`
+	Version int    `json:"version"`
+}
+
+func (s *store) close() {
+	if s.own != nil {
+		s.own.Close()
+	}
+	s.root.Close()
+}
+
+// open opens the driver's directory, errNotFound if this export has none: then it has no
+// volumes either. The parts have to be directories and not links, and the marker
+// has to be there, before anything below is touched.
+func (s *store) open() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.own != nil {
+		return nil
+	}
+	info, err := s.root.Lstat(storeName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNotFound
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(storeName))
+	}
+	own, err := s.root.OpenRoot(storeName)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if own != nil {
+			own.Close()
+		}
+	}()
+	data, err := own.ReadFile("marker")
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNotFound // made, and cut off
+	}
+	if err != nil {
+		return err
+	}
+	var m marker
+	if err := json.Unmarshal(data, &m); err != nil || m.Format != storeFormat {
+		return fmt.Errorf("%w: %s is not the driver's; restore it as {\"format\":%q,\"version\":%d} if it is", errDamaged, s.where(storeName, "marker"), storeFormat, formatVersion)
+	}
+	if m.Version != formatVersion {
+		return fmt.Errorf("%w: %s has format version %d, this driver knows %d; use the driver that made it", errRefused, s.where(storeName), m.Version, formatVersion)
+	}
+	for _, name := range storeDirs {
+		info, err := own.Lstat(name)
+		if err != nil {
+			return err
+		}
+		if !info.IsDir() {
+			return fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(storeName, name))
+		}
+	}
+	s.own, own = own, nil
+	return nil
+}
+
+// create is open for those who are about to make something. The marker comes last.
+func (s *store) create() error {
+	err := s.open()
+	if !errors.Is(err, errNotFound) {
+		return err
+	}
+	if err := s.root.Mkdir(storeName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	own, err := s.root.OpenRoot(storeName)
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	there, err := readNames(own, ".")
+	if err != nil {
+		return err
+	}
+	for _, name := range there {
+		if !slices.Contains(storeDirs, name) && !strings.HasPrefix(name, "marker") {
+			return fmt.Errorf("%w: %s has no marker and holds %q: it is not the driver's", errRefused, s.where(storeName), name)
+		}
+	}
+	for _, name := range storeDirs {
+		if err := own.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	data, err := encode(marker{Format: storeFormat, Version: formatVersion})
+	if err != nil {
+		return err
+	}
+	if err := writeNew(own, "marker", data); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if err := errors.Join(syncDir(own, "."), syncDir(s.root, ".")); err != nil {
+		return err
+	}
+	return s.open()
+}
+
+// where is for people who read an error.
+func (s *store) where(parts ...string) string { return s.source(path.Join(parts...)) }
+
+// isDirectory returns the directory's inode number, fs.ErrNotExist if there is nothing.
+// A link to one is none.
+func (s *store) isDirectory(name string) (uint64, error) {
+	info, err := s.root.Lstat(name)
+	if err != nil {
+		return 0, err
+	}
+	if !info.IsDir() {
+		return 0, fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(name))
+	}
+	return inodeOf(info), nil
+}
+
+// readRecord reads the file of a volume or snapshot. errNotFound: there is none.
+func (s *store) readRecord(name string, into any) error {
+	data, err := s.own.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errNotFound
+	}
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fmt.Errorf("%w: %s: %w; restore it", errDamaged, s.where(storeName, name), err)
+	}
+	return nil
+}
+
+// replace makes data the content of a file: after a crash at any point the file is
+// the old or the new one. Two writers of one file must not run at once.
+func (s *store) replace(name string, data []byte) error {
+	tmp := path.Join(dirTmp, path.Base(name)+"."+rand.Text())
+	if err := writeSynced(s.own, tmp, data); err != nil {
+		return errors.Join(err, remove(s.own, tmp))
+	}
+	if err := s.own.Rename(tmp, name); err != nil {
+		return err
+	}
+	return syncDir(s.own, path.Dir(name))
+}
+
+// add writes a file that must not be there yet: of two who do so at once, in two
+// processes even, one gets fs.ErrExist.
+func (s *store) add(name string, data []byte) error {
+	tmp := path.Join(dirTmp, path.Base(name)+"."+rand.Text())
+	if err := writeSynced(s.own, tmp, data); err != nil {
+		return errors.Join(err, remove(s.own, tmp))
+	}
+	err := s.own.Link(tmp, name)
+	if err == nil {
+		err = syncDir(s.own, path.Dir(name))
+	}
+	return errors.Join(err, remove(s.own, tmp))
+}
+
+// writeNew is add where there is no tmp yet.
+func writeNew(dir *os.Root, name string, data []byte) error {
+	tmp := name + "." + rand.Text()
+	if err := writeSynced(dir, tmp, data); err != nil {
+		return errors.Join(err, remove(dir, tmp))
+	}
+	return errors.Join(dir.Link(tmp, name), remove(dir, tmp))
+}
+
+func writeSynced(dir *os.Root, name string, data []byte) error {
+	f, err := dir.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// remove unlinks a file or an empty directory, if it is there.
+func remove(dir *os.Root, name string) error {
+	if err := dir.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// syncDir makes what happened to the names in a directory durable.
+func syncDir(dir *os.Root, name string) error {
+	f, err := dir.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+func readNames(dir *os.Root, name string) ([]string, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.Readdirnames(-1)
+	return names, errors.Join(err, f.Close())
+}
+
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetIndent("", "  ")
+	err := e.Encode(v)
+	return b.Bytes(), err
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+	"time"
+)
+
+// abandonedAfter is when what was being made, and was not asked for again since, is
+// thrown away: COs repeat a request for days, but not for ever.
+const abandonedAfter = 7 * 24 * time.Hour
+
+// throwAway moves a directory into the trash, whole and at once, if it is there.
+// Emptying the trash may take hours, and nobody waits for it.
+func (s *store) throwAway(name string) error {
+	err := s.root.Rename(name, path.Join(storeName, dirTrash, path.Base(name)+"."+rand.Text()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(syncDir(s.root, path.Dir(name)), syncDir(s.own, dirTrash))
+}
+
+// emptyTrash removes what is in the trash. It goes on where an earlier attempt was
+// killed.
+func (s *store) emptyTrash(j *job) error {
+	// Opened once more by itself: nothing outside of it is in reach.
+	trash, err := s.own.OpenRoot(dirTrash)
+	if err != nil {
+		return err
+	}
+	defer trash.Close()
+	return removeAll(trash, j)
+}
+
+// removeAll removes what is below a directory. What cannot be removed is left, and is
+// in the error; the rest goes.
+func removeAll(dir *os.Root, j *job) error {
+	f, err := dir.Open(".")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	entries, err := f.ReadDir(-1) // all first: a server may lose its place in what changes
+	errs := []error{err}
+	for _, e := range entries {
+		if e.IsDir() {
+			err = within(dir, e.Name(), func(sub *os.Root) error { return removeAll(sub, j) })
+			errs = append(errs, err)
+		}
+		if err == nil || !e.IsDir() {
+			errs = append(errs, remove(dir, e.Name()))
+		}
+		if len(errs) > 10 { // one for each is nothing to read
+			errs = []error{errors.Join(errs...)}
+		}
+		j.Progress(1, 0)
+	}
+	return errors.Join(errs...)
+}
+
+func within(dir *os.Root, name string, fn func(*os.Root) error) error {
+	sub, err := dir.OpenRoot(name)
+	if errors.Is(err, fs.ErrPermission) { // its owner took the rights away
+		if err := dir.Chmod(name, 0o700); err != nil {
+			return err
+		}
+		sub, err = dir.OpenRoot(name)
+	}
+	if err != nil {
+		return err
+	}
+	defer sub.Close()
+	return fn(sub)
+}
+
+// tidy finishes what a killed process began and nobody may ask for again: deletions,
+// and what was being made long ago.
+func (s *store) tidy() error {
+	var errs []error
+	finish := map[string]func(key string) error{
+		dirVolumes:   s.finishDelete,
+		dirSnapshots: func(key string) error { return s.finishDeleteSnapshot(path.Join(dirSnapshots, key)) },
+	}
+	for dir, finish := range finish {
+		names, err := readNames(s.own, dir)
+		errs = append(errs, err)
+		for _, name := range names {
+			if key, ok := strings.CutSuffix(name, extDeleting); ok {
+				errs = append(errs, finish(key))
+			}
+		}
+	}
+	names, err := readNames(s.own, dirTmp)
+	errs = append(errs, err)
+	for _, name := range names {
+		info, err := s.own.Lstat(path.Join(dirTmp, name))
+		if err == nil && time.Since(info.ModTime()) > abandonedAfter {
+			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, dirTmp, name), "modified", info.ModTime())
+			err = s.throwAway(path.Join(storeName, dirTmp, name))
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clean tidies the export and empties its trash in the background. Calls while it runs
+// change nothing, but that it looks again.
+func (b *dirBackend) clean(e export) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return
+	}
+	if again, running := b.cleaning[e]; running {
+		*again = true
+		return
+	}
+	again := new(bool)
+	b.cleaning[e] = again
+	go func() {
+		for {
+			_, err := b.servers.Do(context.Background(), e, "clean "+e.String(), func(j *job) (any, error) {
+				return nil, b.exports.Use(e, func(s *store) error {
+					if err := s.open(); err != nil {
+						return err
+					}
+					return errors.Join(s.tidy(), s.emptyTrash(j))
+				})
+			})
+			if err != nil && !errors.Is(err, errNotFound) {
+				b.log.Warn("clean export; the next deletion or start goes on", "export", e.String(), "error", err)
+			}
+			b.mu.Lock()
+			more := *again && err == nil && !b.closed
+			*again = false
+			if !more {
+				delete(b.cleaning, e)
+				b.mu.Unlock()
+				return
+			}
+			b.mu.Unlock()
+		}
+	}()
+}

@@ -1,0 +1,507 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"math"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// dirBackend is the Backend that keeps a volume as a directory of an export, and all
+// that it knows about it in the same export: it has no state of its own, and any
+// process that reaches the server can take over. One at a time may run.
+type dirBackend struct {
+	servers *servers
+	exports *exports
+	known   []export // those that are listed; nil: none is
+	log     *slog.Logger
+
+	mu       sync.Mutex
+	cleaning map[export]*bool // true: again, please
+	closed   bool
+}
+
+func newDirBackend(s *servers, x *exports, known []export, log *slog.Logger) *dirBackend {
+	return &dirBackend{servers: s, exports: x, known: known, log: log, cleaning: map[export]*bool{}}
+}
+
+// Recover finishes, in the background, what an earlier process began on the exports
+// that are known.
+func (b *dirBackend) Recover() {
+	for _, e := range b.known {
+		b.clean(e)
+	}
+}
+
+// Close starts nothing any more.
+func (b *dirBackend) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.closed = true
+}
+
+// volumeRecord is the content of volumes/K.json.
+type volumeRecord struct {
+	Version int    `json:"version"`
+	Inode   uint64 `json:"inode"` // of the directory that the driver made
+	Volume
+}
+
+// ref is the ID taken apart. Records are written with good ones.
+func (r volumeRecord) ref() volumeRef {
+	ref, _ := parseVolumeID(r.ID)
+	return ref
+}
+
+// temp is where the volume is made. It follows from what is asked for, so that a
+// repeated request finds what the first one did.
+func tempOf(kind, name, place, source string) string {
+	return path.Join(dirTmp, digest(strings.Join([]string{kind, name, place, source}, "\x00")))
+}
+
+func (s *store) readVolume(key string) (volumeRecord, error) {
+	return s.readVolumeFile(path.Join(dirVolumes, key+extRecord))
+}
+
+func (s *store) readVolumeFile(name string) (r volumeRecord, err error) {
+	if err := s.readRecord(name, &r); err != nil {
+		return r, err
+	}
+	ref, err := parseVolumeID(r.ID)
+	if err != nil || r.Version != formatVersion || path.Join(dirVolumes, digest(ref.SubDir)) != strings.TrimSuffix(strings.TrimSuffix(name, extRecord), extDeleting) {
+		return r, fmt.Errorf("%w: %s describes volume %q with version %d; restore it", errDamaged, s.where(storeName, name), r.ID, r.Version)
+	}
+	return r, nil
+}
+
+// work runs fn for an export that has volumes. A key has to name the whole work.
+func work[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*job, *store) (T, error)) (T, error) {
+	v, err := b.servers.Do(ctx, e, key, func(j *job) (any, error) {
+		var v T
+		err := b.exports.Use(e, func(s *store) (err error) {
+			v, err = fn(j, s)
+			return err
+		})
+		return v, err
+	})
+	t, _ := v.(T) // a nil any has no type
+	return t, err
+}
+
+func (b *dirBackend) CreateVolume(ctx context.Context, spec VolumeSpec) (Volume, error) {
+	const op = "create volume"
+	if err := b.allowed(spec.Ref.export); err != nil {
+		return Volume{}, fail(op, spec.Name, "%w", err)
+	}
+	whole, err := json.Marshal(spec)
+	if err != nil {
+		return Volume{}, fail(op, spec.Name, "%w", err)
+	}
+	key := fmt.Sprintf("%s %s (%s)", op, spec.Ref.source(spec.Ref.SubDir), digest(string(whole))[:8])
+	v, err := work(ctx, b, spec.Ref.export, key, func(j *job, s *store) (Volume, error) {
+		return b.create(j, s, spec)
+	})
+	if err != nil {
+		return Volume{}, fail(op, spec.Name, "%w", err)
+	}
+	return v, nil
+}
+
+func (b *dirBackend) allowed(e export) error { return allowed(b.known, e) }
+
+// allowed: with a list of exports, the driver touches no other ones. How they are
+// mounted does not matter.
+func allowed(known []export, e export) error {
+	if known != nil && !slices.ContainsFunc(known, func(k export) bool { return compareExports(k, e) == 0 }) {
+		return fmt.Errorf("%w: the export %s is not one of -exports", errInvalid, e)
+	}
+	return nil
+}
+
+func (b *dirBackend) create(j *job, s *store, spec VolumeSpec) (Volume, error) {
+	if err := s.create(); err != nil {
+		return Volume{}, err
+	}
+	subDir, key := spec.Ref.SubDir, digest(spec.Ref.SubDir)
+	temp := tempOf("volume", spec.Name, subDir, spec.SourceID)
+	r, err := s.readVolume(key)
+	if errors.Is(err, errNotFound) {
+		if err = s.checkPlace(spec); err == nil {
+			r, err = b.make(j, s, spec, temp)
+		}
+	}
+	if err != nil {
+		return Volume{}, err
+	}
+	if diff := r.differences(spec); len(diff) > 0 {
+		return Volume{}, fmt.Errorf("%s %w: %s", s.where(subDir), errConflict, strings.Join(diff, "; "))
+	}
+	return r.Volume, s.place(path.Join(storeName, temp, "data"), subDir, r.Inode)
+}
+
+// checkPlace finds out whether a volume can be where none is: not within another one,
+// not in the place of somebody's files, and not for a name that has one elsewhere.
+func (s *store) checkPlace(spec VolumeSpec) error {
+	subDir := spec.Ref.SubDir
+	if err := s.finishDelete(digest(subDir)); err != nil {
+		return fmt.Errorf("finish the deletion of its predecessor: %w", err)
+	}
+	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
+		if r, err := s.readVolume(digest(parent)); err == nil {
+			return fmt.Errorf("%s %w: it is inside of volume %q; choose another subDir", s.where(subDir), errConflict, r.ID)
+		} else if !errors.Is(err, errNotFound) {
+			return err
+		}
+	}
+	if _, err := s.root.Lstat(subDir); err == nil {
+		return fmt.Errorf("%s %w: something is there that is not a volume of this driver; choose another subDir, or make a PersistentVolume for it by hand", s.where(subDir), errConflict)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	hint, err := s.own.ReadFile(path.Join(dirNames, digest(spec.Name)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if r, err := s.readVolume(digest(string(hint))); err == nil && r.Name == spec.Name {
+		return fmt.Errorf("%w: %s", errConflict, strings.Join(r.differences(spec), "; "))
+	} else if err != nil && !errors.Is(err, errNotFound) {
+		return err
+	}
+	return nil
+}
+
+// make builds the directory beside its place, and then the record: from there on the
+// volume exists.
+func (b *dirBackend) make(j *job, s *store, spec VolumeSpec, temp string) (volumeRecord, error) {
+	size, err := s.chooseSize(spec.Capacity, 0)
+	if err != nil {
+		return volumeRecord{}, err
+	}
+	inode, err := b.fill(j, s, temp, spec.SourceID, spec.Access)
+	if err != nil {
+		return volumeRecord{}, err
+	}
+	r := volumeRecord{Version: formatVersion, Inode: inode, Volume: Volume{
+		ID: spec.Ref.encode(), Name: spec.Name, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
+	}}
+	data, err := encode(r)
+	if err != nil {
+		return r, err
+	}
+	if err := s.replace(path.Join(dirNames, digest(spec.Name)), []byte(spec.Ref.SubDir)); err != nil {
+		return r, err
+	}
+	key := digest(spec.Ref.SubDir)
+	err = s.add(path.Join(dirVolumes, key+extRecord), data)
+	if errors.Is(err, fs.ErrExist) { // somebody was faster
+		return s.readVolume(key)
+	}
+	return r, err
+}
+
+// place moves what was made to where it belongs, or sees that this was done.
+func (s *store) place(temp, to string, inode uint64) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	for range 3 {
+		has, err := s.isDirectory(to)
+		if err == nil && has != inode {
+			return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d); %s", errRefused, s.where(to), has, inode, replacedHint)
+		}
+		if err == nil {
+			return ignoreMissing(s.root.Remove(path.Dir(temp))) // the empty wrapper
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		made, err := s.isDirectory(temp)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && made != inode {
+			return fmt.Errorf("%w: %s is gone; delete the volume, or restore the directory and its inode number in the record", errDamaged, s.where(to))
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.root.MkdirAll(path.Dir(to), 0o755); err != nil {
+			return err
+		}
+		err = s.root.Rename(temp, to)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a deletion may have removed the empty parents
+			return err
+		}
+		if err := ignoreMissing(syncDir(s.root, path.Dir(to))); err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%s: %w", s.where(to), errBusy)
+}
+
+const replacedHint = "if it was restored from a backup, write its inode number into the record; if it is somebody else's, remove the record, and the driver forgets the volume"
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// chooseSize is what a volume promises. Nothing on NFS enforces it; what can be said
+// is that an export has less than that altogether.
+func (s *store) chooseSize(r CapacityRange, has int64) (int64, error) {
+	size := max(r.Required, has)
+	if !r.contains(size) {
+		return 0, fmt.Errorf("%w: the volume has %d bytes, and at most %d are wanted", errOutOfRange, size, r.Limit)
+	}
+	total, _, err := s.statfs()
+	if err != nil {
+		return 0, err
+	}
+	if size > has && size > total {
+		return 0, fmt.Errorf("%w: %d bytes are wanted, and all of %s has %d", errOutOfRange, size, s.where(), total)
+	}
+	return size, nil
+}
+
+func (s *store) statfs() (total, free int64, err error) {
+	f, err := s.root.Open(".")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer f.Close()
+	return statfs(f)
+}
+
+func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
+	const op = "delete volume"
+	ref, err := parseVolumeID(id)
+	if err != nil {
+		b.log.Warn("asked to delete a volume whose ID is not this driver's; nothing is touched", "volume_id", id, "error", err)
+		return nil
+	}
+	if b.allowed(ref.export) != nil {
+		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
+	}
+	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
+		if err := s.open(); err != nil {
+			return nil, err
+		}
+		key := digest(ref.SubDir)
+		r, err := s.readVolume(key)
+		if errors.Is(err, errNotFound) {
+			return nil, s.finishDelete(key)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if r.ID != id {
+			return nil, fmt.Errorf("%w: the volume at %s has the ID %q; nothing is touched", errRefused, s.where(ref.SubDir), r.ID)
+		}
+		return nil, s.delete(r)
+	})
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fail(op, id, "%w", err)
+	}
+	b.clean(ref.export)
+	return nil
+}
+
+// delete begins with what cannot be taken back: the record says that the deletion goes
+// on until it is done.
+func (s *store) delete(r volumeRecord) error {
+	ref := r.ref()
+	key := path.Join(dirVolumes, digest(ref.SubDir))
+	if ref.OnDelete != retainDir {
+		has, err := s.isDirectory(ref.SubDir)
+		if err == nil && has != r.Inode {
+			return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d), and stays; %s", errRefused, s.where(ref.SubDir), has, r.Inode, replacedHint)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := s.own.Rename(key+extRecord, key+extDeleting); err != nil {
+		return err
+	}
+	if err := syncDir(s.own, dirVolumes); err != nil {
+		return err
+	}
+	return s.finishDelete(digest(ref.SubDir))
+}
+
+// finishDelete does what onDelete says with the directory of a volume whose deletion
+// has begun, if there is one. The record goes last.
+func (s *store) finishDelete(key string) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	name := path.Join(dirVolumes, key+extDeleting)
+	r, err := s.readVolumeFile(name)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ref := r.ref()
+	// One that was never placed has nothing that anybody saw.
+	temp := tempOf("volume", r.Name, ref.SubDir, r.SourceID)
+	if err := s.throwAway(path.Join(storeName, temp)); err != nil {
+		return err
+	}
+	has, err := s.isDirectory(ref.SubDir)
+	if err == nil && has == r.Inode { // else it is done, and another one may be there
+		switch ref.OnDelete {
+		case deleteDir:
+			err = s.throwAway(ref.SubDir)
+		case archiveDir:
+			err = s.archive(ref.SubDir)
+		}
+	}
+	if err := ignoreMissing(err); err != nil {
+		return err
+	}
+	if ref.OnDelete != retainDir {
+		s.removeParents(ref.SubDir)
+	}
+	if hint, err := s.own.ReadFile(path.Join(dirNames, digest(r.Name))); err == nil && string(hint) == ref.SubDir {
+		if err := remove(s.own, path.Join(dirNames, digest(r.Name))); err != nil {
+			return err
+		}
+	}
+	return remove(s.own, name)
+}
+
+// archive renames the directory to archived-NAME beside it, or archived-NAME.2 and
+// so on: nothing that was archived is overwritten.
+func (s *store) archive(subDir string) error {
+	dir, base := path.Split(subDir)
+	for n := 1; n < math.MaxInt16; n++ {
+		to := dir + "archived-" + base
+		if n > 1 {
+			to = fmt.Sprintf("%s.%d", to, n)
+		}
+		if _, err := s.root.Lstat(to); err == nil {
+			continue
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := s.root.Rename(subDir, to); err != nil {
+			return err
+		}
+		s.log.Info("archived a volume", "path", s.where(to))
+		return syncDir(s.root, path.Dir(to))
+	}
+	return fmt.Errorf("%w: %s has too many archives", errRefused, s.where(subDir))
+}
+
+// removeParents removes the directories that were made for a subDir of several parts,
+// as long as they are empty: by rmdir, which cannot remove more than that.
+func (s *store) removeParents(subDir string) {
+	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
+		info, err := s.root.Lstat(parent)
+		if err != nil || !info.IsDir() || s.root.Remove(parent) != nil {
+			return
+		}
+	}
+}
+
+func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error) {
+	const op = "expand volume"
+	v, err := volumeWork(ctx, b, id, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(s *store, v volumeRecord) (Volume, error) {
+		size, err := s.chooseSize(r, v.CapacityBytes)
+		if err != nil || size == v.CapacityBytes {
+			return v.Volume, err
+		}
+		v.CapacityBytes = size
+		data, err := encode(v)
+		if err != nil {
+			return v.Volume, err
+		}
+		return v.Volume, s.replace(path.Join(dirVolumes, digest(v.ref().SubDir)+extRecord), data)
+	})
+	if err != nil {
+		return Volume{}, fail(op, id, "%w", err)
+	}
+	return v, nil
+}
+
+func (b *dirBackend) GetVolume(ctx context.Context, id string) (Volume, error) {
+	v, err := volumeWork(ctx, b, id, "get volume "+id, func(_ *store, v volumeRecord) (Volume, error) { return v.Volume, nil })
+	if err != nil {
+		return Volume{}, fail("get volume", id, "%w", err)
+	}
+	return v, nil
+}
+
+// volumeWork is work on a volume that is there.
+func volumeWork[T any](ctx context.Context, b *dirBackend, id, key string, fn func(*store, volumeRecord) (T, error)) (T, error) {
+	ref, err := parseVolumeID(id)
+	if err != nil || b.allowed(ref.export) != nil {
+		var zero T
+		return zero, errNotFound
+	}
+	return work(ctx, b, ref.export, key, func(_ *job, s *store) (T, error) {
+		r, err := s.volume(ref)
+		if err != nil {
+			var zero T
+			return zero, err
+		}
+		return fn(s, r)
+	})
+}
+
+// volume returns errNotFound for a volume that is not there, or has another ID.
+func (s *store) volume(ref volumeRef) (volumeRecord, error) {
+	if err := s.open(); err != nil {
+		return volumeRecord{}, err
+	}
+	r, err := s.readVolume(digest(ref.SubDir))
+	if err == nil && r.ID != ref.encode() {
+		err = errNotFound
+	}
+	return r, err
+}
+
+// openVolume opens the directory of a volume, to read it.
+func (s *store) openVolume(r volumeRecord) (*os.File, error) {
+	subDir := r.ref().SubDir
+	if err := s.place(path.Join(storeName, tempOf("volume", r.Name, subDir, r.SourceID), "data"), subDir, r.Inode); err != nil {
+		return nil, err
+	}
+	return s.root.Open(subDir)
+}
+
+func (b *dirBackend) Capacity(ctx context.Context, e export) (free, total int64, err error) {
+	all := b.known
+	if e != (export{}) {
+		all = []export{e}
+	}
+	for _, e := range all {
+		if err := b.allowed(e); err != nil {
+			return 0, 0, fail("capacity of", e.String(), "%w", err)
+		}
+		size, err := work(ctx, b, e, "capacity of "+e.String(), func(_ *job, s *store) ([2]int64, error) {
+			total, free, err := s.statfs()
+			return [2]int64{free, total}, err
+		})
+		if err != nil {
+			return 0, 0, fail("capacity of", e.String(), "%w", err)
+		}
+		if size[0] >= free {
+			free, total = size[0], size[1]
+		}
+	}
+	return free, total, nil
+}
