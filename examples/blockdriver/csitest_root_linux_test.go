@@ -31,6 +31,6 @@ func secondNode(t *testing.T, pool string) string {
 	p, err := openPool(pool)
 	must(t, err)
 	defer p.Close()
-	must(t, p.RegisterNode("other", 0))
+	must(t, p.RegisterNode("other", 0, nil))
 	return "other"
 }
