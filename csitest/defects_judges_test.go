@@ -134,10 +134,12 @@ var responseDefects = []defect{
 	{breaks: "response.metadata-length", does: "a shorter second block", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata[0].SizeBytes -= int64(n)
 	})},
-	{breaks: "response.metadata-count", does: "two blocks where one is asked for", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
+	{breaks: "response.metadata-count", does: "four blocks where two are asked for", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
 		b := r.BlockMetadata[0]
-		half := b.SizeBytes / 2
-		r.BlockMetadata = []*csi.BlockMetadata{{ByteOffset: b.ByteOffset, SizeBytes: half}, {ByteOffset: b.ByteOffset + half, SizeBytes: half}}
+		r.BlockMetadata = nil
+		for i := range int64(4) {
+			r.BlockMetadata = append(r.BlockMetadata, &csi.BlockMetadata{ByteOffset: b.ByteOffset + i*b.SizeBytes/4, SizeBytes: b.SizeBytes / 4})
+		}
 	})},
 	{
 		breaks: "response.timestamp", does: "no time",

@@ -181,7 +181,7 @@ var kernelDefects = []defect{
 	{
 		breaks: "node.publish.mounts", does: "a plain directory", kernel: true,
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok { // the reference wants something to unmount
+			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" { // the reference wants something to unmount
 				os.Remove(filepath.Join(r.GetTargetPath(), "data"))
 				os.Remove(filepath.Join(r.GetTargetPath(), "written"))
 				refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)

@@ -342,7 +342,7 @@ var attachDefects = []defect{
 					if err == nil && done[r.GetVolumeId()] {
 						return nil, status.Error(codes.AlreadyExists, "it is published")
 					}
-					done[r.GetVolumeId()] = err == nil
+					done[r.GetVolumeId()] = done[r.GetVolumeId()] || err == nil
 				}
 				return resp, err
 			}
@@ -425,15 +425,16 @@ var attachDefects = []defect{
 		unary: func() grpc.UnaryServerInterceptor {
 			var gone sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				switch r := req.(type) {
-				case *csi.DeleteVolumeRequest:
-					gone.Store(r.GetVolumeId(), true)
-				case *csi.ControllerUnpublishVolumeRequest:
-					if _, is := gone.Load(r.GetVolumeId()); is && r.GetVolumeId() != "" {
+				if r, ok := req.(*csi.ControllerUnpublishVolumeRequest); ok {
+					if _, is := gone.Load(r.GetVolumeId()); is {
 						return nil, errMissing
 					}
 				}
-				return handler(ctx, req)
+				resp, err := handler(ctx, req)
+				if r, ok := req.(*csi.DeleteVolumeRequest); ok && err == nil {
+					gone.Store(r.GetVolumeId(), true)
+				}
+				return resp, err
 			}
 		}(),
 	},

@@ -76,7 +76,10 @@ func (r *run) ready(ctx context.Context) error {
 				return exited
 			}
 			if ctx.Err() != nil || status.Code(err) == codes.Unimplemented {
-				return fmt.Errorf("csitest: the driver at %s is not ready: Probe: %v, %v; is it running, and is that its socket?", cc.Target(), resp, err)
+				if err == nil {
+					err = errors.New("ready is false")
+				}
+				return fmt.Errorf("csitest: the driver at %s is not ready: is it running, and is that its socket? Probe: %w", cc.Target(), err)
 			}
 			select {
 			case <-ctx.Done():
@@ -94,7 +97,7 @@ func (r *run) exited() error {
 	}
 	select {
 	case <-r.process.exited:
-		return fmt.Errorf("csitest: the driver has exited: %v; its last words:\n%s", r.process.err, r.process.log.tail(2<<10))
+		return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", r.process.err, r.process.log.tail(2<<10))
 	default:
 		return nil
 	}

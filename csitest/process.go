@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -30,7 +31,9 @@ func (p *process) start() error {
 		return fmt.Errorf("csitest: start the driver: %w", err)
 	}
 	go func(cmd *exec.Cmd, exited chan struct{}) {
-		p.err = cmd.Wait()
+		if p.err = cmd.Wait(); p.err == nil {
+			p.err = errors.New("exit status 0")
+		}
 		close(exited)
 	}(p.cmd, p.exited)
 	return nil

@@ -27,10 +27,10 @@ var restartRules = []Rule{
 		check: func(c *Case) {
 			v := c.volume().attach()
 			c.restart()
-			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).ok()
 			req := v.attachRequest()
-			req.Readonly = true
+			req.Readonly = true // OK if it was forgotten
 			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.AlreadyExists)
+			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).ok()
 		},
 	},
 	{

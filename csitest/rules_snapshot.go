@@ -138,12 +138,12 @@ var snapshotRules = []Rule{
 				r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
 			})
 			id := v.snapshot().GetSnapshotId()
-			blocks, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 1})
+			blocks, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
 			if err != nil {
 				c.fail("a stream that ends with OK", "%v", err)
 			}
 			if n := len(blocks); n > 1 {
-				if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: blocks[n/2].GetByteOffset(), MaxResults: 1}); err != nil {
+				if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: blocks[n/2].GetByteOffset(), MaxResults: 2}); err != nil {
 					c.fail("a stream from the middle", "%v", err)
 				}
 			}

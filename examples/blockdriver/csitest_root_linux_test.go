@@ -1,12 +1,20 @@
 package main
 
 import (
+	"context"
+	"net"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest"
 	"github.com/csikit/csikit/csitest/gate"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
 // TestRules checks the driver as a program of its own, which is killed and started.
@@ -33,4 +41,52 @@ func secondNode(t *testing.T, pool string) string {
 	defer p.Close()
 	must(t, p.RegisterNode("other", 0, nil))
 	return "other"
+}
+
+// A rule that needs a real block device is broken here: a plain file at the target.
+func TestRuleBlockDevice(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	dir := t.TempDir()
+	endpoint := inFront(t, dir, startInProcess(t, dir), func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+			must(t, unix.Unmount(r.GetTargetPath(), 0))
+		}
+		return resp, err
+	})
+	const rule = "node.publish.block-device"
+	report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: endpoint}, csitest.Config{Rules: []string{rule}, Dir: dir, Size: 16 << 20, Kernel: true})
+	must(t, err)
+	if failed := report.With(csitest.Failed); len(failed) != 1 || failed[0].Rule.ID != rule {
+		t.Errorf("failed: %v, want %s", failed, rule)
+	}
+}
+
+// inFront serves the driver again, with an interceptor around every call.
+func inFront(t *testing.T, dir, driver string, around grpc.UnaryServerInterceptor) (endpoint string) {
+	cc, err := grpc.NewClient(driver, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+	must(t, err)
+	forward := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+		kind, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName("csi.v1." + filepath.Base(info.FullMethod) + "Response"))
+		if err != nil {
+			return nil, err
+		}
+		resp := kind.New().Interface()
+		return resp, cc.Invoke(ctx, info.FullMethod, req, resp)
+	}
+	s := grpc.NewServer(grpc.ChainUnaryInterceptor(around, forward))
+	csi.RegisterIdentityServer(s, csi.UnimplementedIdentityServer{})
+	csi.RegisterControllerServer(s, csi.UnimplementedControllerServer{})
+	csi.RegisterNodeServer(s, csi.UnimplementedNodeServer{})
+	lis, err := net.Listen("unix", filepath.Join(dir, "front.sock"))
+	must(t, err)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(lis) }()
+	t.Cleanup(func() {
+		s.Stop()
+		must(t, <-done)
+		must(t, cc.Close())
+	})
+	return "unix://" + lis.Addr().String()
 }

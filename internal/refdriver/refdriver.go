@@ -60,7 +60,7 @@ func NewState() *State {
 	return &State{volumes: map[string]*volume{}, snapshots: map[string]*snapshot{}, groups: map[string]*group{}}
 }
 
-// ForgetAttachments, like the others of its kind, makes a restart lose something.
+// ForgetAttachments loses where volumes are published, as a restart may.
 func (s *State) ForgetAttachments() {
 	for _, v := range s.volumes {
 		clear(v.attached)
