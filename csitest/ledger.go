@@ -35,6 +35,7 @@ func (l *ledger) note(call *Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ok := call.Code() == codes.OK
+	done := ok || uncertain(call.Status.Err())
 	switch r := call.Request.(type) {
 	case *csi.CreateVolumeRequest:
 		if resp, _ := call.Response.(*csi.CreateVolumeResponse); l.created(call, r.GetName()) {
@@ -54,15 +55,15 @@ func (l *ledger) note(call *Call) {
 			l.groups[g.GetGroupSnapshotId()] = undo
 		}
 	case *csi.ControllerPublishVolumeRequest:
-		if ok || uncertain(call.Status.Err()) {
+		if done && r.GetVolumeId() != "" {
 			l.attached[r.GetVolumeId()+"\x00"+r.GetNodeId()] = &csi.ControllerUnpublishVolumeRequest{VolumeId: r.GetVolumeId(), NodeId: r.GetNodeId(), Secrets: r.GetSecrets()}
 		}
 	case *csi.NodeStageVolumeRequest:
-		if ok || uncertain(call.Status.Err()) {
+		if done && r.GetVolumeId() != "" && r.GetStagingTargetPath() != "" {
 			l.staged[r.GetVolumeId()+"\x00"+r.GetStagingTargetPath()] = &csi.NodeUnstageVolumeRequest{VolumeId: r.GetVolumeId(), StagingTargetPath: r.GetStagingTargetPath()}
 		}
 	case *csi.NodePublishVolumeRequest:
-		if ok || uncertain(call.Status.Err()) {
+		if done && r.GetVolumeId() != "" && r.GetTargetPath() != "" {
 			l.published[r.GetVolumeId()+"\x00"+r.GetTargetPath()] = &csi.NodeUnpublishVolumeRequest{VolumeId: r.GetVolumeId(), TargetPath: r.GetTargetPath()}
 		}
 	}

@@ -77,7 +77,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	rest := fs.Args()
 	switch {
 	case len(rest) > 0 && rest[0] == "explain":
-		return true, explain(stdout, rest[1:])
+		err := explain(stdout, rest[1:])
+		return err == nil, err
 	case o.list:
 		list(stdout, o.rules)
 		return true, nil

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/refdriver"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+)
+
+func TestMain(m *testing.M) { gate.Main(m) }
+
+// serve serves the reference driver, with interceptors, until the test ends.
+func serve(t *testing.T, unary ...grpc.UnaryServerInterceptor) (endpoint, dir string) {
+	dir, err := os.MkdirTemp("", "chk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lis, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &refdriver.Driver{State: refdriver.NewState(), Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Serve(ctx, lis, unary, nil) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		os.RemoveAll(dir)
+	})
+	return "unix://" + lis.Addr().String(), dir
+}
+
+func csicheck(t *testing.T, args ...string) (out string, ok bool, err error) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	ok, err = run(t.Context(), args, &stdout, &stderr)
+	return stdout.String(), ok, err
+}
+
+func has(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("%q is missing in:\n%s", w, text)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	endpoint, dir := serve(t)
+	report := filepath.Join(dir, "report.json")
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-size", "67108864", "-json", report, "-junit", filepath.Join(dir, "r.xml"))
+	if !ok || err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	has(t, out, "ref.csikit.dev 1: passed.", "give -start or -restart", "give -second-node", "give -kernel")
+	text, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var parsed struct {
+		OK    bool
+		Rules []struct{ ID, Outcome, Flag string }
+	}
+	if err := json.Unmarshal(text, &parsed); err != nil || !parsed.OK || len(parsed.Rules) < 100 {
+		t.Errorf("the JSON report: %v, %d rules", err, len(parsed.Rules))
+	}
+}
+
+func TestFailure(t *testing.T) {
+	endpoint, _ := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(*csi.ListVolumesRequest); ok {
+			r.MaxEntries = max(r.MaxEntries, 0)
+		}
+		return handler(ctx, req)
+	})
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-rules", "controller.list.")
+	if ok || err != nil {
+		t.Errorf("ok: %v, %v", ok, err)
+	}
+	has(t, out, "FAILED MUST controller.list.negative-max", `sent      ListVolumes {"max_entries":-1}`, "wanted    InvalidArgument",
+		"reproduce csicheck -endpoint "+endpoint+" -kernel no call ListVolumes '{\"max_entries\":-1}'", "5 rules passed, 1 MUST and 0 SHOULD failed")
+}
+
+// Interrupted in the middle, it cleans up and says so.
+func TestInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	endpoint, _ := serve(t, func(c context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(c, req)
+		if _, ok := req.(*csi.NodeStageVolumeRequest); ok {
+			interrupt()
+		}
+		return resp, err
+	})
+	var stdout, stderr bytes.Buffer
+	ok, err := run(ctx, []string{"-endpoint", endpoint, "-kernel", "no", "-rules", "node."}, &stdout, &stderr)
+	if ok || err != nil {
+		t.Errorf("ok: %v, %v", ok, err)
+	}
+	has(t, stdout.String(), "interrupted", "not run, interrupted")
+	if out, _, _ := csicheck(t, "-endpoint", endpoint, "call", "ListVolumes"); strings.Contains(out, "volume_id") || strings.Contains(stdout.String(), "LEFT BEHIND") {
+		t.Errorf("left behind: %s\n%s", out, stdout.String())
+	}
+}
+
+func TestForeignVolumes(t *testing.T) {
+	endpoint, _ := serve(t)
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "call", "CreateVolume",
+		`{"name": "mine", "volume_capabilities": [{"mount": {}, "access_mode": {"mode": "SINGLE_NODE_WRITER"}}]}`)
+	if !ok || err != nil {
+		t.Fatal(out, err)
+	}
+	has(t, out, `"volume_id"`, "OK in ")
+	if _, _, err := csicheck(t, "-endpoint", endpoint); err == nil || !strings.Contains(err.Error(), "-foreign-volumes") {
+		t.Errorf("a driver with volumes: %v", err)
+	}
+	if out, ok, err := csicheck(t, "-endpoint", endpoint, "-foreign-volumes", "-dry-run"); err != nil {
+		t.Error(out, ok, err)
+	}
+}
+
+func TestWords(t *testing.T) {
+	out, _, err := csicheck(t, "explain", "node.publish.readonly-enforced")
+	if err != nil {
+		t.Error(err)
+	}
+	has(t, out, "MUST", "NodePublishVolume", "It needs", "(-kernel)")
+	if out, _, err = csicheck(t, "-h"); !errors.Is(err, flag.ErrHelp) {
+		t.Error(err)
+	}
+	has(t, out, "Usage:", "-start", "explain")
+	if out, _, _ = csicheck(t, "-list"); strings.Count(out, "\n") < 100 {
+		t.Errorf("-list:\n%s", out)
+	}
+	for _, args := range [][]string{
+		{}, {"-nonsense"}, {"explain", "nonsense"}, {"-endpoint", "unix:///x.sock", "call", "Nonsense"},
+		{"-endpoint", "unix:///x.sock", "-start", "a", "-restart", "b"}, {"-endpoint", "unix:///x.sock", "call", "Probe", "nonsense"},
+		{"-endpoint", "unix:///x.sock", "-rules", "nonsense"},
+	} {
+		if _, ok, err := csicheck(t, args...); ok || err == nil {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
