@@ -56,7 +56,7 @@
 // every step (attach, stage, publish, unpublish, unstage, detach, delete; up does
 // the first three) that is repeated as kubelet repeats it and must succeed. Steps
 // for which the driver has no capability are skipped. c.snapshot, c.restart,
-// c.parallel, c.name and c.log do what they say.
+// c.parallel, c.name and c.log do what they say; c.has asks for a capability.
 //
 // No rule cleans up: the recorder remembers what every call may have made, and
 // undoes it after the rule, whichever way that ended.
@@ -64,7 +64,7 @@
 // Needs are capabilities and facilities (needs.go). A rule must fail for the breach
 // of its sentence and pass for everything else that the specification allows: accept
 // every code that it leaves to the plugin. Where it has a MAY, there is no rule.
-// Every rule has a case in selftest_test.go: the reference driver with a defect
+// Every rule has a case in defects_AREA_test.go: the reference driver with a defect
 // that just this rule finds.
 //
 // # Concurrency, privileges, kernel

@@ -8,7 +8,7 @@ import (
 var expandRules = []Rule{
 	{
 		ID: "controller.expand.grows", Level: Must, Spec: "ControllerExpandVolume",
-		Title: "a volume grows into the range, a second time with OK, and CreateVolume does not shrink it",
+		Title: "a volume grows to required_bytes, and a repeat is OK",
 		Why:   "external-resizer repeats the call until it hears OK, and records the capacity that it is told.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *Case) {

@@ -45,7 +45,7 @@ var kernelRules = []Rule{
 	},
 	{
 		ID: "node.publish.readonly-enforced", Level: Must, Spec: "NodePublishVolume",
-		Title: "a volume that is published readonly cannot be written, while another target can",
+		Title: "a volume that is published readonly cannot be written",
 		Why:   "The pod was promised, and its neighbours rely on it. A flag that is only recorded protects nothing.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *Case) {
