@@ -85,7 +85,7 @@ func (m Mode) String() string {
 	return "exclusive"
 }
 
-// Request asks for a key. The zero Mode is Exclusive.
+// Request asks for a key. The zero Mode is Exclusive, and so is any but Shared.
 type Request struct {
 	Key  Key
 	Mode Mode

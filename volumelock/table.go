@@ -148,7 +148,11 @@ func (t *Table) newHold(op Op, reqs []Request) *hold {
 		sorted = sorted && (i == 0 || reqs[i-1].Key.compare(r.Key) < 0)
 		hash := r.Key.hash()
 		h.shards |= 1 << shardOf(hash)
-		h.slots = append(h.slots, slot{Request: *r, hash: hash, hold: h})
+		mode := Exclusive // also for what is no mode
+		if r.Mode == Shared {
+			mode = Shared
+		}
+		h.slots = append(h.slots, slot{Request: Request{r.Key, mode}, hash: hash, hold: h})
 	}
 	if !sorted {
 		// Exclusive sorts before Shared and is the one that stays.

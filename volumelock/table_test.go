@@ -89,6 +89,8 @@ func TestModes(t *testing.T) {
 		{"another ID", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(k, "b")}, false},
 		{"another kind", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(volumelock.NodeVolume, "a")}, false},
 		{"the zero mode is exclusive", []volumelock.Request{{Key: sh(k, "a").Key}}, []volumelock.Request{sh(k, "a")}, true},
+		{"a mode that there is not is exclusive", []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, true},
+		{"and wins over shared", []volumelock.Request{sh(k, "a"), {Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{sh(k, "a")}, true},
 		{"one of many keys", []volumelock.Request{ex(k, "a"), ex(k, "b"), ex(k, "c")}, []volumelock.Request{ex(k, "d"), ex(k, "c")}, true},
 		{"twice in one request", []volumelock.Request{ex(k, "a"), ex(k, "a")}, []volumelock.Request{ex(k, "b")}, false},
 		{"merged to the stronger, shared first", []volumelock.Request{sh(k, "a"), ex(k, "a")}, []volumelock.Request{sh(k, "a")}, true},
