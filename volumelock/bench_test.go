@@ -111,7 +111,8 @@ func BenchmarkRatio(b *testing.B) {
 // BenchmarkRatioParallel is the same for many goroutines, each with volumes of
 // its own. The target is 1. It is only about parallel calls if set-ns is well above
 // that of BenchmarkRatio: otherwise the processors had other things to do, and the
-// goroutines ran one after the other.
+// goroutines ran one after the other. On a busy machine root gets them for the test
+// binary with chrt -f 1.
 func BenchmarkRatioParallel(b *testing.B) {
 	for _, goroutines := range []int{2, 16, 128} {
 		b.Run(strconv.Itoa(goroutines), func(b *testing.B) {
