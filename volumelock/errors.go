@@ -27,7 +27,7 @@ type BusyError struct {
 func newBusyError(rpc string, blocker *slot, now time.Duration) *BusyError {
 	return &BusyError{
 		RPC: rpc, Key: blocker.Key, Holder: blocker.hold.op,
-		Age: now - blocker.hold.since, Asked: now - blocker.asked, Parked: blocker.hold.parked(),
+		Age: max(now-blocker.hold.since, 0), Asked: max(now-blocker.asked, 0), Parked: blocker.hold.parked(),
 	}
 }
 

@@ -70,3 +70,11 @@ func TestShard(t *testing.T) {
 		}
 	}
 }
+
+// Calls look at the clock before they get at the key.
+func TestBusyErrorIsNeverFromTheFuture(t *testing.T) {
+	blocker := &slot{hold: &hold{since: 5}, asked: 7}
+	if e := newBusyError("NodeStageVolume", blocker, 3); e.Age != 0 || e.Asked != 0 {
+		t.Errorf("held for %v, asked for %v", e.Age, e.Asked)
+	}
+}
