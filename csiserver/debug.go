@@ -58,7 +58,7 @@ func Rows[T any](name string, snapshot func() []T) Section {
 		now := time.Now()
 		t := table{columns: columnsOf(reflect.TypeFor[T]())}
 		for _, x := range snapshot() {
-			t.rows = append(t.rows, cellsOf(nil, reflect.ValueOf(x), now))
+			t.rows = append(t.rows, cellsOf(nil, reflect.ValueOf(&x).Elem(), now)) // of type T, be it an interface
 		}
 		return t
 	}}

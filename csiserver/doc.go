@@ -42,7 +42,7 @@
 // # Concurrency, privileges, kernel
 //
 // A [Server] is safe for concurrent use and serves once. Nothing here needs
-// privileges beyond write permission in the directory of the socket, nor a
+// privileges beyond permission to read and write the directory of the socket, nor a
 // particular kernel. A group for the socket needs membership of it, or CAP_CHOWN.
 // What Serve could not end keeps a goroutine until it ends by itself: a handler that
 // ignores its context, a file system that hangs.

@@ -110,6 +110,27 @@ type stringer struct{ id string }
 
 func (s stringer) String() string { return "volume " + s.id }
 
+// A section may hold any type, and times that have not come.
+func TestRowsOfInterfaces(t *testing.T) {
+	type row struct {
+		ID    string
+		Since time.Time
+	}
+	h := newServer(t).Health(csiserver.Rows("things", func() []any { return []any{row{ID: "x"}, 7, nil} }),
+		csiserver.Rows("rows", func() []row { return []row{{ID: "never"}} }))
+	w := get(t, h, "/debug?format=json")
+	var page struct{ Things, Rows []map[string]string }
+	if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page.Things) != 3 || page.Things[1]["value"] != "7" {
+		t.Errorf("%v: %s", err, w.Body)
+	}
+	if len(page.Rows) != 1 || page.Rows[0]["since"] != "" {
+		t.Errorf("%v", page.Rows)
+	}
+	if text := get(t, h, "/debug").Body.String(); !strings.Contains(text, "never  -") {
+		t.Error(text)
+	}
+}
+
 func TestDebug(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	s := newServer(t, csiserver.WithNode(&node{publish: func(context.Context, *csi.NodePublishVolumeRequest) error {

@@ -124,6 +124,9 @@ func listen(endpoint string, c listenConfig) (*Listener, error) {
 // [net.FileListener] it takes a duplicate of f, which the caller still has to
 // close. The error is an [*Error].
 func ListenFile(f *os.File) (*Listener, error) {
+	if f == nil { // of os.NewFile, for what cannot be a descriptor
+		return nil, &Error{Op: "listen", Object: "inherited socket", Err: os.ErrInvalid}
+	}
 	l, err := inherit(f)
 	if err != nil {
 		return nil, &Error{Op: "listen", Object: f.Name(), Err: err}

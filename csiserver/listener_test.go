@@ -229,11 +229,11 @@ func TestListenFileRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer connected.Close()
-	for _, f := range []*os.File{plain, forAll, connected} {
+	for i, f := range []*os.File{plain, forAll, connected, nil} {
 		_, err := csiserver.ListenFile(f)
 		var e *csiserver.Error
 		if !errors.As(err, &e) || e.Op != "listen" {
-			t.Errorf("%s: %v", f.Name(), err)
+			t.Errorf("%d: %v", i, err)
 		}
 	}
 	f, err := loopback.File()

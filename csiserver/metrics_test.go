@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
 	"go.opentelemetry.io/otel/attribute"
+	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/embedded"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
@@ -247,5 +248,64 @@ func TestTraces(t *testing.T) {
 	}
 	if !slices.Equal(d.spans, []string{"csi.v1.Node/NodeUnpublishVolume"}) || !slices.Equal(d.traces, []string{id}) {
 		t.Errorf("spans %q of traces %q", d.spans, d.traces)
+	}
+}
+
+// spy is a tracer whose spans write down whatever they are told.
+type spy struct {
+	traceembedded.TracerProvider
+	noopTracer
+	told chan string
+}
+
+type spySpan struct {
+	tracenoop.Span
+	told chan string
+}
+
+func (s spy) Tracer(string, ...trace.TracerOption) trace.Tracer { return s }
+
+func (s spy) Start(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
+	c := trace.NewSpanStartConfig(o...)
+	s.told <- fmt.Sprint(name, c.Attributes())
+	span := spySpan{told: s.told}
+	return trace.ContextWithSpan(ctx, span), span
+}
+
+func (s spySpan) IsRecording() bool                             { return true }
+func (s spySpan) SetStatus(c otelcodes.Code, text string)       { s.told <- fmt.Sprint("status ", c, text) }
+func (s spySpan) SetAttributes(a ...attribute.KeyValue)         { s.told <- fmt.Sprint(a) }
+func (s spySpan) RecordError(err error, _ ...trace.EventOption) { s.told <- fmt.Sprint(err) }
+func (s spySpan) AddEvent(name string, o ...trace.EventOption) {
+	c := trace.NewEventConfig(o...)
+	s.told <- fmt.Sprint(name, c.Attributes())
+}
+
+// A span has the text of the error, less what is secret.
+func TestTracesHaveNoSecrets(t *testing.T) {
+	s := spy{told: make(chan string, 100)}
+	p := serve(t, csiserver.WithTracerProvider(s), csiserver.WithRedactedKeys("mine"),
+		csiserver.WithNode(&node{publish: func(_ context.Context, r *csi.NodePublishVolumeRequest) error {
+			return fmt.Errorf("no share for %v, %v, %v", r.GetSecrets(), r.GetVolumeContext(), r.GetVolumeCapability().GetMount().GetMountFlags())
+		}}))
+	if _, err := p.node().NodePublishVolume(t.Context(), publishRequest()); err == nil {
+		t.Error("published")
+	}
+	if err := p.wait(); err != nil {
+		t.Error(err)
+	}
+	close(s.told)
+	var all []string
+	for told := range s.told {
+		all = append(all, told)
+	}
+	text := strings.Join(all, "\n")
+	for _, secret := range planted {
+		if strings.Contains(text, secret) {
+			t.Errorf("%s leaks: %s", secret, text)
+		}
+	}
+	if !strings.Contains(text, "no share for map[password:***stripped***]") {
+		t.Errorf("the spans say %s", text)
 	}
 }

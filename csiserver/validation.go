@@ -33,7 +33,8 @@ func WithValidation(opts ...csispec.Option) LayerOption {
 }
 
 // WithRequestChecks says what becomes of requests that break the rules. The
-// default is [Enforce].
+// default is [Enforce]. A driver that has made volumes with IDs of more than 128 bytes
+// needs [Warn], or nobody can unpublish and delete them.
 func WithRequestChecks(checks Checks) LayerOption {
 	return layerOption(func(c *layerConfig) { c.requests = checks })
 }
