@@ -230,7 +230,9 @@ func (k *kubelet) register(ctx context.Context, path string, serial int) {
 		status.Set(fields.ByName("error"), protoreflect.ValueOfString(err.Error()))
 	}
 	done := dynamicpb.NewMessage(message("RegistrationStatusResponse"))
-	if e := conn.Invoke(ctx, "/pluginregistration.Registration/NotifyRegistrationStatus", status, done); e != nil && err == nil {
+	telling, cancel := context.WithTimeout(ctx, time.Second) // kubelet's is longer
+	defer cancel()
+	if e := conn.Invoke(telling, "/pluginregistration.Registration/NotifyRegistrationStatus", status, done); e != nil && err == nil {
 		k.takeOut(path, name)
 	}
 }

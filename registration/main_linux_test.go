@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -189,6 +188,11 @@ func await(t *testing.T, what string, ok func() bool) {
 
 func (i *instance) await(s registration.State) {
 	i.t.Helper()
+	defer func() {
+		if i.t.Failed() {
+			i.t.Logf("status %+v", i.Status())
+		}
+	}()
 	await(i.t, s.String(), func() bool { return i.Status().State == s })
 }
 
@@ -197,19 +201,19 @@ func (k *kubelet) await(nodeID string) {
 	await(k.t, fmt.Sprintf("node ID %q in CSINode", nodeID), func() bool { return k.registered(name) == nodeID })
 }
 
-// hangs tells whether a thread of the process sleeps where no signal reaches.
-func hangs(t *testing.T, pid int) bool {
+// threads returns the state of each thread of a process: D is a sleep where no signal
+// reaches.
+func threads(t *testing.T, pid int) (states []string) {
 	t.Helper()
-	threads, err := filepath.Glob(procFile(pid, "task/*/stat"))
+	paths, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/stat"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.ContainsFunc(threads, func(path string) bool {
-		b, err := os.ReadFile(path)
-		return err == nil && strings.Contains(string(b), ") D ")
-	})
-}
-
-func procFile(pid int, name string) string {
-	return filepath.Join("/proc", strconv.Itoa(pid), name)
+	for _, path := range paths {
+		if b, err := os.ReadFile(path); err == nil {
+			_, rest, _ := strings.Cut(string(b), ") ")
+			states = append(states, rest[:1])
+		}
+	}
+	return states
 }
