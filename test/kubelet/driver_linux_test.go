@@ -44,6 +44,7 @@ type instance struct {
 	limit    atomic.Int64
 	topology atomic.Pointer[csi.Topology]
 	ready    atomic.Bool
+	info     func() // what NodeGetInfo does first
 
 	stop context.CancelFunc
 	done chan error
@@ -79,6 +80,9 @@ func (i *instance) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilities
 }
 
 func (i *instance) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	if i.info != nil {
+		i.info()
+	}
 	return &csi.NodeGetInfoResponse{NodeId: i.nodeID, MaxVolumesPerNode: i.limit.Load(), AccessibleTopology: i.topology.Load()}, nil
 }
 
