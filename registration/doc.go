@@ -18,7 +18,8 @@
 //
 // A refusal by kubelet ends nothing, because kubelet tries again by itself.
 // [Registrar.Status] tells where things stand, with kubelet's words, and
-// [Registrar.Check] makes a readiness check of it.
+// [Registrar.Check] is a check of readiness, which csiserver.ReadyCheck takes. It is
+// none of liveness: see there.
 //
 // # What it cannot mend
 //

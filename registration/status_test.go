@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 )
 
 // kubernetes/kubernetes#140754: the driver had its socket in a directory that kubelet
@@ -159,4 +160,45 @@ func TestLog(t *testing.T) {
 		r.offered(errGone)
 		expect(`WARN offered error="the registration socket was gone`, `WARN offered error="the registration socket was gone`)
 	})
+}
+
+// The clock of the day steps, by days, while the machine's own goes on: nothing that
+// is decided here looks at the former.
+func TestClockStepped(t *testing.T) {
+	for _, step := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
+		log, logger := newLogText()
+		r := &Registrar{}
+		r.cfg.DriverName, r.cfg.Logger = "d", logger
+		r.offered(nil)
+		for _, tt := range []struct {
+			ago   time.Duration
+			lines int
+		}{{kubeletSilence - time.Minute, 1}, {kubeletSilence + time.Second, 2}} {
+			// As if the clock had stepped since.
+			since := stepped(t, time.Now().Add(-tt.ago), -step)
+			r.verdict.since, r.logged.since = since, since
+			r.inPlace()
+			silent := strings.Contains(r.Status().Err.Error(), "has not asked")
+			if silent != (tt.ago > kubeletSilence) || strings.Count(log.String(), "\n") != tt.lines {
+				t.Errorf("%v ago, and the clock stepped by %v: %v\n%s", tt.ago, step, r.Status().Err, log)
+			}
+		}
+	}
+}
+
+// stepped changes what the clock of the day said at t, and not what the machine's own
+// did, which time.Time keeps beside it.
+func stepped(t *testing.T, at time.Time, step time.Duration) time.Time {
+	t.Helper()
+	// The first word of a Time with both: a flag, 33 bits of seconds, 30 of nanoseconds.
+	word := (*uint64)(unsafe.Pointer(&at))
+	if *word>>63 != 1 {
+		t.Fatal("a Time without the machine's clock")
+	}
+	day, before := at.Round(0), at
+	*word += uint64(int64(step/time.Second)) << 30
+	if got := at.Round(0).Sub(day); got != step || at.Sub(before) != 0 {
+		t.Fatalf("time.Time has another form: stepped by %v and %v", got, at.Sub(before))
+	}
+	return at
 }
