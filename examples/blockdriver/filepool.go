@@ -114,7 +114,11 @@ func openPool(dir string) (_ *pool, err error) {
 }
 
 func (p *pool) openDir(name string) (*os.Root, error) {
-	if err := p.root.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := p.root.Mkdir(name, 0o700)
+	if err == nil {
+		err = inheritOwner(p.root, name)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return p.root.OpenRoot(name)

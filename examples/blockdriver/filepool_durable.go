@@ -47,6 +47,9 @@ func writeSynced(dir *os.Root, name string, data []byte) error {
 	}
 	_, err = f.Write(data)
 	if err == nil {
+		err = inheritOwner(dir, name)
+	}
+	if err == nil {
 		err = f.Sync()
 	}
 	return errors.Join(err, f.Close())

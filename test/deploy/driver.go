@@ -79,8 +79,18 @@ type process struct {
 }
 
 // start runs the driver's container of each workload, as often as it has replicas, with
-// the arguments it has there, and returns when all of them answer.
+// the arguments it has there and, if it can, as the user it is there, and returns when
+// all of them answer.
 func (h *host) start(ctx context.Context, d *driver, c *cluster) error {
+	for _, w := range c.workloads {
+		for _, m := range w.driver.VolumeMounts {
+			if v := w.volume(m.Name); v.HostPath != nil {
+				if err := makeDir(h.path(v.HostPath.Path), w.credential()); err != nil {
+					return err
+				}
+			}
+		}
+	}
 	for _, w := range c.workloads {
 		replicas := 1
 		if w.replicas > 1 && !slices.Contains(d.coming, twoControllers) {
@@ -101,7 +111,11 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	for _, m := range w.driver.VolumeMounts {
 		v := w.volume(m.Name)
 		if v.HostPath == nil {
-			pairs = append(pairs, pair{m.MountPath, h.path(fmt.Sprint(w.name, replica, m.Name))})
+			dir := h.path(fmt.Sprint(w.name, replica, m.Name))
+			if err := makeDir(dir, w.credential()); err != nil {
+				return err
+			}
+			pairs = append(pairs, pair{m.MountPath, dir})
 			continue
 		}
 		pairs = append(pairs, pair{m.MountPath, h.path(v.HostPath.Path)}, pair{v.HostPath.Path, h.path(v.HostPath.Path)})
@@ -109,9 +123,6 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	slices.SortFunc(pairs, func(a, b pair) int { return len(b.from) - len(a.from) })
 	var old []string
 	for _, p := range pairs {
-		if err := os.MkdirAll(p.to, 0o700); err != nil {
-			return err
-		}
 		old = append(old, p.from+"/", p.to+"/", p.from+",", p.to+",")
 	}
 	replacer := strings.NewReplacer(old...)
@@ -129,6 +140,7 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	p := &process{cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: w.credential()}
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = 30 * time.Second
 	if err := p.cmd.Start(); err != nil {
@@ -155,6 +167,23 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 		return fmt.Errorf("%s %q: %v\n%s", d.name, args, err, p.log.String())
 	}
 	return nil
+}
+
+// credential is the user that the driver's container says it is, nil for our own.
+func (w *workload) credential() *syscall.Credential {
+	u := w.user(w.driver)
+	if u == nil || *u == 0 || os.Geteuid() != 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: uint32(*u), Gid: uint32(*u)}
+}
+
+// makeDir makes a directory, and gives it to the user if there is one.
+func makeDir(dir string, c *syscall.Credential) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil || c == nil {
+		return err
+	}
+	return os.Chown(dir, int(c.Uid), int(c.Gid))
 }
 
 // path is where a directory of the host, or of a pod alone, is here.

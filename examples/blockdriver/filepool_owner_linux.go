@@ -1,0 +1,23 @@
+package main
+
+import (
+	"os"
+	"syscall"
+)
+
+// inheritOwner gives what root has made in dir to the owner of dir: node plugins are
+// root, and the controller that shares their pool need not be.
+func inheritOwner(dir *os.Root, name string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	info, err := dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || owner.Uid == 0 {
+		return nil
+	}
+	return dir.Lchown(name, int(owner.Uid), int(owner.Gid))
+}
