@@ -58,6 +58,11 @@ type Backend interface {
 	// Places returns from where the storage is accessible and what is free there,
 	// for the choice of a place and for GetCapacity.
 	Places(ctx context.Context) ([]topology.Candidate, error)
+	// CheckVolume looks what is wrong with the volume, on the storage and not in what
+	// is remembered of it.
+	CheckVolume(ctx context.Context, id string) ([]Problem, error)
+	// ModifyVolume changes the mutable parameters that are given. They were checked.
+	ModifyVolume(ctx context.Context, id string, mutable map[string]string) error
 	// ListVolumes returns at most limit volumes (0: all) of those that follow
 	// the token after. The empty token is the beginning; next is empty at the
 	// end.
@@ -76,6 +81,7 @@ type Volume struct {
 	CapacityBytes int64             `json:"capacity_bytes"`
 	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
 	Parameters    map[string]string `json:"parameters,omitempty"`
+	Mutable       map[string]string `json:"mutable,omitempty"`    // parameters that ModifyVolume changes
 	Source        *Source           `json:"source,omitempty"`     // what it was made from; nil: nothing
 	HoldsData     bool              `json:"holds_data,omitempty"` // the source was not blank
 	Attachment    *Attachment       `json:"attachment,omitempty"` // nil: not attached
@@ -146,6 +152,7 @@ type VolumeSpec struct {
 	Capacity   CapacityRange
 	AccessType string
 	Parameters map[string]string
+	Mutable    map[string]string
 	Source     *Source // nil: an empty volume
 	// Requirement says from where the volume has to be accessible; nil: from
 	// anywhere. It was checked for what the spec forbids.
@@ -181,16 +188,22 @@ func (v Volume) differences(s VolumeSpec) []string {
 	if ok, err := topology.Satisfies(s.Requirement, v.Segments); !ok {
 		diff = append(diff, fmt.Sprintf("accessibility_requirements: the volume is accessible from %s (%v)", v.Segments, err))
 	}
-	keys := maps.Clone(v.Parameters)
-	if keys == nil {
-		keys = map[string]string{}
+	diff = append(diff, parameterDifferences("parameters", v.Parameters, s.Parameters)...)
+	return append(diff, parameterDifferences("mutable_parameters", v.Mutable, s.Mutable)...)
+}
+
+func parameterDifferences(field string, has, wants map[string]string) (diff []string) {
+	keys := map[string]bool{}
+	for _, m := range []map[string]string{has, wants} {
+		for key := range m {
+			keys[key] = true
+		}
 	}
-	maps.Copy(keys, s.Parameters)
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
-		has, inVolume := v.Parameters[key]
-		wants, inSpec := s.Parameters[key]
-		if inVolume != inSpec || has != wants {
-			diff = append(diff, fmt.Sprintf("parameters[%q]: volume has %q, request wants %q", key, has, wants))
+		h, inVolume := has[key]
+		w, inSpec := wants[key]
+		if inVolume != inSpec || h != w {
+			diff = append(diff, fmt.Sprintf("%s[%q]: volume has %q, request wants %q", field, key, h, w))
 		}
 	}
 	return diff

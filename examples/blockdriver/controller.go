@@ -43,6 +43,10 @@ var controllerCapabilities = []csi.ControllerServiceCapability_RPC_Type{
 	csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
 	csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
 	csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME,
+	csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH,
+	csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH,
 	csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 }
 
@@ -83,8 +87,9 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err := c.checkRequirement(req.GetAccessibilityRequirements()); err != nil {
 		return nil, err
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return nil, status.Error(codes.InvalidArgument, "mutable_parameters: this driver does not offer the capability; send the request without it")
+	mutable := ownKeys(req.GetMutableParameters())
+	if err := checkMutable(mutable); err != nil {
+		return nil, err
 	}
 	accessType, err := accessTypeOf(req.GetVolumeCapabilities())
 	if err != nil {
@@ -102,7 +107,7 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		Name:       req.GetName(),
 		Capacity:   capacityRange(req.GetCapacityRange()),
 		AccessType: accessType,
-		Parameters: parameters, Source: source, Requirement: req.GetAccessibilityRequirements(),
+		Parameters: parameters, Mutable: mutable, Source: source, Requirement: req.GetAccessibilityRequirements(),
 	})
 	if err != nil {
 		return nil, err
@@ -181,13 +186,43 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	}
 	resp := &csi.ListVolumesResponse{NextToken: next}
 	for _, v := range page {
-		state := &csi.ListVolumesResponse_VolumeStatus{}
-		if v.Attachment != nil {
-			state.PublishedNodeIds = []string{v.Attachment.NodeID}
-		}
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: csiVolume(v), Status: state})
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
+			Volume: csiVolume(v), Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
+		})
 	}
 	return resp, nil
+}
+
+func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	v, err := c.backend.GetVolume(ctx, req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: csiVolume(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
+	}, nil
+}
+
+func publishedNodes(v Volume) []string {
+	if v.Attachment == nil {
+		return nil
+	}
+	return []string{v.Attachment.NodeID}
+}
+
+// ControllerModifyVolume only writes down what the node applies: see tuning.go.
+func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	mutable := ownKeys(req.GetMutableParameters())
+	if _, err := c.backend.GetVolume(ctx, req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if err := checkMutable(mutable); err != nil {
+		return nil, err
+	}
+	if err := c.backend.ModifyVolume(ctx, req.GetVolumeId(), mutable); err != nil {
+		return nil, err
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
 }
 
 // GetCapacity answers for Kubernetes' scheduler, which sends no volume
@@ -304,10 +339,7 @@ func validate(v Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
 	if len(req.GetParameters()) > 0 && !maps.Equal(ownKeys(req.GetParameters()), v.Parameters) {
 		return status.Error(codes.InvalidArgument, "parameters: the volume was created with others")
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
-	}
-	return nil
+	return checkMutable(ownKeys(req.GetMutableParameters()))
 }
 
 // checkVolumeContext refuses what cannot come from this driver: its volumes

@@ -379,6 +379,14 @@ func TestControllerGetCapabilities(t *testing.T) {
 			t.Errorf("capability %d is %v, want %v", i, got, controllerCapabilities[i])
 		}
 	}
-	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{})
-	wantCode(t, err, codes.Unimplemented)
+	id := c.mustCreate(t, "a", mountCap("", writer))
+	if _, err := c.backend.AttachVolume(t.Context(), id, Attachment{NodeID: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: id})
+	if err != nil || got.GetVolume().GetVolumeId() != id || got.GetVolume().GetCapacityBytes() != gib || len(got.GetStatus().GetPublishedNodeIds()) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volumeID("nobody")})
+	wantCode(t, err, codes.NotFound)
 }

@@ -289,6 +289,13 @@ func (p *pool) ImagePath(id string) (string, error) {
 	return p.file("volumes", id+extImage), nil
 }
 
+// What can be wrong with an image.
+var (
+	errImageMissing = fmt.Errorf("image %w", errDamaged)
+	errImageForeign = fmt.Errorf("image %w", errDamaged)
+	errImageCut     = fmt.Errorf("image %w", errDamaged)
+)
+
 // checkImage finds an image that is missing or has lost its end, before a file
 // system is mounted from it.
 func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size int64, err error) {
@@ -296,13 +303,13 @@ func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size i
 	info, err := dir.Lstat(id + extImage)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return 0, fmt.Errorf("image %w: %s is missing; restore it", errDamaged, file)
+		return 0, fmt.Errorf("%w: %s is missing; restore it", errImageMissing, file)
 	case err != nil:
 		return 0, err
 	case !info.Mode().IsRegular():
-		return 0, fmt.Errorf("image %w: %s is not a regular file; restore it", errDamaged, file)
+		return 0, fmt.Errorf("%w: %s is not a regular file; restore it", errImageForeign, file)
 	case info.Size() < least:
-		return 0, fmt.Errorf("image %w: %s has %d of %d bytes; restore it", errDamaged, file, info.Size(), least)
+		return 0, fmt.Errorf("%w: %s has %d of %d bytes; restore it", errImageCut, file, info.Size(), least)
 	}
 	return info.Size(), nil
 }

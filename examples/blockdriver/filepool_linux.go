@@ -43,6 +43,20 @@ func (p *pool) statfs() (total, free int64, err error) {
 	return bytesOf(s.Blocks, s.Bsize), bytesOf(s.Bavail, s.Bsize), nil
 }
 
+// isReadOnly: the pool's file system refuses writes, as it does after errors.
+func (p *pool) isReadOnly() (bool, error) {
+	f, err := p.root.Open(".")
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	var s unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &s); err != nil {
+		return false, fmt.Errorf("statfs: %w", err)
+	}
+	return s.Flags&unix.ST_RDONLY != 0, nil
+}
+
 func bytesOf(blocks uint64, size int64) int64 {
 	hi, lo := bits.Mul64(blocks, uint64(size))
 	if hi != 0 || lo > math.MaxInt64 {

@@ -20,3 +20,5 @@ func cloneFile(*os.File, *os.File) error { return errors.ErrUnsupported }
 func nextData(*os.File, int64) (start, end int64, err error) { return 0, 0, errors.ErrUnsupported }
 
 func allocated(*os.File) (int64, error) { return 0, errors.ErrUnsupported }
+
+func (p *pool) isReadOnly() (bool, error) { return false, errors.ErrUnsupported }

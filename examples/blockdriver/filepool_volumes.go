@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -140,7 +141,7 @@ func (b *fileBackend) createVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	if err := b.vols.finishDelete(id); err != nil {
 		return Volume{}, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	v = Volume{ID: id, Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Segments: b.segments}
+	v = Volume{ID: id, Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Mutable: s.Mutable, Segments: b.segments}
 	v.Generation = rand.Int64N(1 << 52) // not that of a predecessor of this name
 	if s.Source != nil {
 		return b.createFrom(ctx, v, s)
@@ -278,6 +279,33 @@ func (b *fileBackend) ExpandVolume(ctx context.Context, id string, r CapacityRan
 		return Volume{}, fail(op, id, "%w", err)
 	}
 	return v, nil
+}
+
+func (b *fileBackend) ModifyVolume(ctx context.Context, id string, mutable map[string]string) error {
+	const op = "modify volume"
+	unlock, err := b.lock(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	v, err := b.vols.current(id)
+	if err != nil {
+		return fail(op, id, "%w", err)
+	}
+	was := v.Mutable
+	v.Mutable = maps.Clone(was)
+	if v.Mutable == nil {
+		v.Mutable = map[string]string{}
+	}
+	maps.Copy(v.Mutable, mutable)
+	if maps.Equal(v.Mutable, was) {
+		return nil
+	}
+	if _, err := b.vols.save(v); err != nil {
+		return fail(op, id, "%w", err)
+	}
+	return nil
 }
 
 func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment) (map[string]string, error) {

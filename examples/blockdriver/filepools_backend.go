@@ -185,6 +185,14 @@ func (m *filePools) ExpandVolume(ctx context.Context, id string, r CapacityRange
 	return b.ExpandVolume(ctx, id, r)
 }
 
+func (m *filePools) ModifyVolume(ctx context.Context, id string, mutable map[string]string) error {
+	b, err := m.volume(ctx, "modify volume", id)
+	if err != nil {
+		return err
+	}
+	return b.ModifyVolume(ctx, id, mutable)
+}
+
 func (m *filePools) AttachVolume(ctx context.Context, id string, a Attachment) (map[string]string, error) {
 	const op = "attach volume"
 	b, err := m.volume(ctx, op, id)

@@ -10,13 +10,16 @@ import (
 )
 
 // nodePools is what the node plugin has of the pools.
-type nodePools struct{ *poolSet[*pool] }
+type nodePools struct {
+	*poolSet[*pool]
+	reserve float64 // percent below which a pool is full
+}
 
 var _ volumes = nodePools{}
 
 // openNodePools opens the pools and tells each that the node is there.
 func openNodePools(ctx context.Context, cfg config, work *blocking.Group, log *slog.Logger) (nodePools, error) {
-	n := nodePools{&poolSet[*pool]{configs: cfg.pools.list, work: work, log: log}}
+	n := nodePools{&poolSet[*pool]{configs: cfg.pools.list, work: work, log: log}, cfg.reserve}
 	n.open = func(c poolConfig) (*pool, error) {
 		p, err := openPool(c.Dir)
 		if err != nil {
@@ -42,15 +45,19 @@ func (n nodePools) Close() error {
 	return errors.Join(errs...)
 }
 
-func (n nodePools) FindVolume(ctx context.Context, id string) (v Volume, image string, err error) {
-	const op = "read volume"
+// volume returns the pool that has the volume.
+func (n nodePools) volume(ctx context.Context, op, id string) (*pool, error) {
 	if !volumeIDPattern.MatchString(id) {
-		return v, "", fail(op, id, "%w", errNotFound)
+		return nil, fail(op, id, "%w", errNotFound)
 	}
-	p, err := n.holder(ctx, op, id, func(p *pool) bool {
+	return n.holder(ctx, op, id, func(p *pool) bool {
 		_, err := p.volumes.Lstat(id + extMetadata)
 		return !errors.Is(err, fs.ErrNotExist)
 	})
+}
+
+func (n nodePools) FindVolume(ctx context.Context, id string) (v Volume, image string, err error) {
+	p, err := n.volume(ctx, "read volume", id)
 	if err != nil {
 		return v, "", err
 	}

@@ -22,6 +22,8 @@ type volumes interface {
 	// ImagePaths returns where the image of a volume may be or have been; nothing for
 	// what is no volume ID.
 	ImagePaths(id string) []string
+	CheckVolume(ctx context.Context, id string) ([]Problem, error)
+	CheckPools(ctx context.Context) []Problem
 }
 
 // nodeServer is the node service: attach the image as a loop device at stage,
@@ -51,6 +53,8 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
+		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
@@ -66,6 +70,9 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	}
 	dev, err := attach(ctx, image)
 	if err != nil {
+		return nil, err
+	}
+	if err := tune(dev, image, vol.Mutable); err != nil {
 		return nil, err
 	}
 	device := nodeops.Device{Path: dev.Path} // its backing inode is the proof of identity
@@ -130,6 +137,9 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if dev == nil || dev.Detaching {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s has no loop device on this node: stage it first", vol.ID)
 	}
+	if err := tune(dev, image, vol.Mutable); err != nil {
+		return nil, err
+	}
 	device := nodeops.Device{Path: dev.Path}
 	ro := req.GetReadonly() || readOnly(vol, req.GetVolumeCapability())
 	once := exclusive(req.GetVolumeCapability())
@@ -157,9 +167,11 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 }
 
 func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	if _, _, err := n.volumes.FindVolume(ctx, req.GetVolumeId()); err != nil {
+	vol, image, err := n.volumes.FindVolume(ctx, req.GetVolumeId())
+	if err != nil {
 		return nil, err
 	}
+	n.retune(vol, image)
 	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
 	if err != nil {
 		return nil, err
@@ -237,6 +249,14 @@ func attach(ctx context.Context, image string) (*loopdev.Device, error) {
 		return nil, uncertain(err)
 	}
 	return dev, nil
+}
+
+// retune brings parameters that were changed meanwhile to the device. What fails
+// shows at the next publish.
+func (n *nodeServer) retune(vol Volume, image string) {
+	if dev, err := findLoop(image); err == nil && dev != nil && !dev.Detaching {
+		_ = tune(dev, image, vol.Mutable)
+	}
 }
 
 // findLoop returns the image's loop device, nil if it has none.

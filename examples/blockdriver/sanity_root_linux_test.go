@@ -29,6 +29,8 @@ func TestSanity(t *testing.T) {
 		cfg.TestVolumeSize = 64 << 20
 		cfg.TestVolumeExpandSize = 128 << 20
 		cfg.TestNodeVolumeAttachLimit = true
+		cfg.TestVolumeMutableParametersFile = filepath.Join(dir, "mutable")
+		must(t, os.WriteFile(cfg.TestVolumeMutableParametersFile, []byte("readAheadKiB: \"64\"\ndirectIO: \"false\"\n"), 0o600))
 		ginkgo.Describe(accessType, func() { sanity.GinkgoTest(&cfg) })
 	}
 	passed, skipped := 0, map[string]int{}
@@ -48,7 +50,7 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	if want := 2 * 81; passed != want {
+	if want := 2 * 95; passed != want {
 		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
 	}
 }
@@ -59,13 +61,6 @@ func TestSanity(t *testing.T) {
 var notOffered = map[string]int{
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": 2, // which no driver can pass
 	"GroupControllerService not supported":             12,
-	"ControllerModifyVolume not supported":             12,
-	"Modify Volume not supported":                      2, // CreateVolume with mutable parameters
-	"Modify volume not supported":                      2,
-	"ControllerGetVolumeHealth not supported":          4,
-	"ControllerListVolumeHealth not supported":         2,
-	"NodeGetVolumeHealth not supported":                4,
-	"NodeGetStorageHealth not supported":               2,
 }
 
 // startInProcess serves the driver until the test ends and returns its endpoint.

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+func reasons(h *csi.VolumeHealth) string {
+	var list []string
+	for _, s := range h.GetHealthStatuses() {
+		list = append(list, s.GetReason())
+	}
+	return strings.Join(list, " ")
+}
+
+// What is broken on the storage is found by looking there, and is gone from the
+// report when it is repaired.
+func TestVolumeHealth(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	c := newController(b, false)
+	v := mustCreate(t, b, spec("a"))
+	mustCreate(t, b, spec("sound"))
+	image, metadata := b.imageOf(v.ID), b.file("volumes", v.ID+extMetadata)
+	for _, test := range []struct {
+		want          string
+		damage, mend  func() error
+		noneOfTheRest bool
+	}{
+		{"", func() error { return nil }, func() error { return nil }, true},
+		{"ImageMissing", func() error { return os.Rename(image, image+"x") }, func() error { return os.Rename(image+"x", image) }, true},
+		{"ImageTruncated", func() error { return os.Truncate(image, gib-1) }, func() error { return os.Truncate(image, gib) }, true},
+		{"MetadataMissing", func() error { return os.Rename(metadata, metadata+"x") }, func() error { return os.Rename(metadata+"x", metadata) }, true},
+		{"MetadataDamaged", func() error {
+			return errors.Join(os.Rename(metadata, metadata+"x"), os.WriteFile(metadata, []byte("{"), 0o600))
+		}, func() error { return os.Rename(metadata+"x", metadata) }, true},
+		{"PoolFull", func() error {
+			b.space = func() (int64, int64, error) { return 1 << 40, mib - 1, nil }
+			return nil
+		}, func() error { b.space = func() (int64, int64, error) { return 1 << 40, 1 << 39, nil }; return nil }, false},
+	} {
+		if err := test.damage(); err != nil {
+			t.Fatal(err)
+		}
+		one, err := c.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: v.ID})
+		if err != nil || reasons(one.GetVolumeHealth()) != test.want {
+			t.Errorf("%v, %v; want %q", one, err, test.want)
+		}
+		all, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
+		if err != nil {
+			t.Error(err)
+		}
+		want := map[bool]int{true: 1, false: 2}[test.noneOfTheRest]
+		if test.want == "" {
+			want = 0
+		}
+		if len(all.GetEntries()) != want {
+			t.Errorf("%s: list: %v", test.want, all)
+		}
+		if err := test.mend(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := c.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: volumeID("nobody")})
+	wantCode(t, err, codes.NotFound)
+
+	// Pages of a list in which everything is broken.
+	for i := range 5 {
+		w := mustCreate(t, b, spec(strconv.Itoa(i)))
+		if err := os.Remove(b.imageOf(w.ID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seen := map[string]bool{}
+	for token, pages := "", 0; ; pages++ {
+		page, err := c.ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{MaxEntries: 2, StartingToken: token})
+		if err != nil || len(page.GetEntries()) > 2 || pages > 5 {
+			t.Fatalf("%v, %v", page, err)
+		}
+		for _, h := range page.GetEntries() {
+			seen[h.GetVolumeId()] = true
+		}
+		if token = page.GetNextToken(); token == "" {
+			break
+		}
+	}
+	if len(seen) != 5 {
+		t.Errorf("%d volumes, want 5: %v", len(seen), seen)
+	}
+}
+
+// The node sees what the controller cannot: an image that was deleted under a volume
+// in use, and a file system or a pool that became read-only.
+func TestNodeHealth(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	w := newCrashVolume(t, "ext4", 64<<20)
+	pool := filepath.Join(w.dir, "pool")
+	mountPool(t, pool, "xfs")
+	startInProcess(t, w.dir)
+	t.Cleanup(w.close)
+	must(t, w.create())
+	must(t, w.attach())
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	health := func() string {
+		t.Helper()
+		h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: w.id, VolumePublishPath: w.target("a"), StagingTargetPath: w.staging()})
+		must(t, err)
+		return reasons(h.GetVolumeHealth())
+	}
+	storage := func() string {
+		t.Helper()
+		h, err := w.node.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
+		must(t, err)
+		var list []string
+		for _, s := range h.GetBackendHealth() {
+			list = append(list, s.GetReason())
+		}
+		return strings.Join(list, " ")
+	}
+	if got := health() + storage(); got != "" {
+		t.Errorf("healthy: %q", got)
+	}
+	must(t, unix.Mount("", w.target("a"), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	if got := health(); got != "FileSystemReadOnly" {
+		t.Errorf("file system read-only: %q", got)
+	}
+	must(t, w.unpublish("a"))
+	must(t, w.unstage())
+	must(t, w.stage())
+	must(t, os.Remove(w.image()))
+	must(t, os.WriteFile(w.image(), nil, 0o600))
+	if got := health(); got != "ImageTruncated ImageDeleted" {
+		t.Errorf("image deleted: %q", got)
+	}
+	must(t, w.unstage())
+}
+
+// A file system that the kernel made read-only after errors.
+func TestReadOnlyPool(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pool")
+	mountPool(t, dir, "xfs")
+	p, err := openPool(dir)
+	must(t, err)
+	defer p.Close()
+	if got := p.checkPool(5); len(got) > 0 {
+		t.Errorf("healthy: %v", got)
+	}
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	if got := p.checkPool(5); len(got) != 1 || got[0].Reason != reasonReadOnly {
+		t.Errorf("read-only: %v", got)
+	}
+}
+
+// The mutable parameters reach the loop device: at stage, and while the volume is in
+// use, when kubelet asks for its usage. They are not left to the next volume.
+func TestMutableParameters(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	state := func() (readAhead int, direct bool) {
+		t.Helper()
+		dev, err := loopdev.Find(w.image())
+		must(t, err)
+		text, err := os.ReadFile("/sys/block/" + filepath.Base(dev.Path) + "/queue/read_ahead_kb")
+		must(t, err)
+		readAhead, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		must(t, err)
+		return readAhead, dev.DirectIO
+	}
+	stats := func() {
+		t.Helper()
+		_, err := w.node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: w.id, VolumePath: w.target("a")})
+		must(t, err)
+	}
+	modify := func(m map[string]string) error {
+		_, err := w.controller.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: w.id, MutableParameters: m})
+		return err
+	}
+	first, direct := state()
+	if !direct {
+		t.Skip("no direct I/O here")
+	}
+	want := func(readAhead int, direct bool) {
+		t.Helper()
+		if r, d := state(); r != readAhead || d != direct {
+			t.Errorf("read-ahead %d KiB, direct I/O %t; want %d, %t", r, d, readAhead, direct)
+		}
+	}
+	must(t, modify(map[string]string{"readAheadKiB": "4096"}))
+	must(t, modify(map[string]string{"directIO": "false"}))
+	stats()
+	want(4096, false)
+	// Nothing of a request that has a mistake in it is done.
+	for _, bad := range []map[string]string{
+		{"readAheadKiB": "64", "color": "red"}, {"readAheadKiB": "64", "directIO": "yes"}, {"readAheadKiB": "-1"}, {"readAheadKiB": "1048577"},
+	} {
+		refused(t, modify(bad), codes.InvalidArgument, "mutable_parameters")
+	}
+	stats()
+	want(4096, false)
+	must(t, modify(map[string]string{"directIO": "true", "readAheadKiB": "0"}))
+	must(t, w.publish("b", false))
+	want(0, true)
+	must(t, w.unpublish("b"))
+	must(t, w.unpublish("a"))
+	must(t, w.unstage())
+	must(t, w.stage())
+	want(0, true)
+	dev, err := loopdev.Find(w.image())
+	must(t, err)
+	must(t, w.unstage())
+
+	other := filepath.Join(w.dir, "other")
+	must(t, os.WriteFile(other, nil, 0o600))
+	must(t, os.Truncate(other, 16<<20))
+	next, err := loopdev.Attach(context.Background(), other)
+	must(t, err)
+	defer next.Detach(context.Background())
+	if next.Number == dev.Number { // unless somebody else was faster
+		text, err := os.ReadFile("/sys/block/" + filepath.Base(next.Path) + "/queue/read_ahead_kb")
+		if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(first) {
+			t.Errorf("the next volume has a read-ahead of %s KiB, want %d (%v)", text, first, err)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/csikit/csikit/loopdev"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// tune applies the mutable parameters to the loop device of the image. It is
+// idempotent.
+func tune(dev *loopdev.Device, image string, mutable map[string]string) error {
+	if len(mutable) == 0 {
+		return nil
+	}
+	f, err := os.OpenFile(dev.Path, os.O_RDONLY, 0)
+	if err != nil {
+		return uncertain(err)
+	}
+	defer f.Close() // until then the device stays with its image
+	if err := serves(f, image); err != nil {
+		return uncertain(err)
+	}
+	if text, ok := mutable[paramReadAhead]; ok {
+		kib, err := strconv.Atoi(text)
+		if err != nil {
+			return uncertain(err)
+		}
+		if err := unix.IoctlSetInt(int(f.Fd()), unix.BLKRASET, 2*kib); err != nil {
+			return uncertain(fmt.Errorf("set the read-ahead of %s: %w", dev.Path, err))
+		}
+	}
+	direct, ok := mutable[paramDirectIO]
+	if !ok || (direct == "true") == dev.DirectIO {
+		return nil
+	}
+	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_DIRECT_IO, map[string]int{"true": 1}[direct])
+	if errors.Is(err, unix.EINVAL) {
+		return status.Errorf(codes.FailedPrecondition, "directIO=true: the file system of the pool does not offer it for %s; set directIO=false", dev.Path)
+	}
+	if err != nil {
+		return uncertain(fmt.Errorf("set direct I/O of %s: %w", dev.Path, err))
+	}
+	return nil
+}
+
+// serves checks that the loop device has not been given another image meanwhile.
+func serves(dev *os.File, image string) error {
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", dev.Name(), err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(image, &st); err != nil {
+		return err
+	}
+	if info.Inode != st.Ino {
+		return fmt.Errorf("%s serves another image than %s", dev.Name(), image)
+	}
+	return nil
+}
+
+// becameReadOnly: what is mounted at path refuses writes, as an ext4 with errors does.
+func becameReadOnly(path string) bool {
+	var s unix.Statfs_t
+	return unix.Statfs(path, &s) == nil && s.Flags&unix.ST_RDONLY != 0
+}
