@@ -55,6 +55,14 @@ type Backend interface {
 	// ListSnapshots is as ListVolumes, for the snapshots of one volume, or of all
 	// when sourceVolumeID is empty.
 	ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) (page []Snapshot, next string, err error)
+	// CreateGroup makes snapshots of all the volumes at one moment, or returns the
+	// group of that name. Where that moment cannot be had it is errInUse.
+	CreateGroup(ctx context.Context, s GroupSpec) (Group, error)
+	// DeleteGroup removes the group and its snapshots, which snapshotIDs lists, if it is
+	// not empty. An unknown group is no error.
+	DeleteGroup(ctx context.Context, id string, snapshotIDs []string) error
+	// GetGroup returns errNotFound for a group that is not there.
+	GetGroup(ctx context.Context, id string, snapshotIDs []string) (Group, error)
 	// Places returns from where the storage is accessible and what is free there,
 	// for the choice of a place and for GetCapacity.
 	Places(ctx context.Context) ([]topology.Candidate, error)
@@ -115,6 +123,27 @@ type Snapshot struct {
 	CreatedAt      time.Time `json:"created_at"`  // of the cut
 	HoldsData      bool      `json:"holds_data,omitempty"`
 	GroupID        string    `json:"group_id,omitempty"`
+}
+
+// Group is a group snapshot. Its snapshots are of one moment.
+type Group struct {
+	ID        string        `json:"id"`
+	Name      string        `json:"name"` // the CO's name, from which the ID is derived
+	CreatedAt time.Time     `json:"created_at"`
+	Members   []GroupMember `json:"members"`
+	Snapshots []Snapshot    `json:"-"` // those of the members, in this order
+}
+
+// GroupMember is a volume of a group and the snapshot of it.
+type GroupMember struct {
+	VolumeID   string `json:"volume_id"`
+	SnapshotID string `json:"snapshot_id"`
+}
+
+// GroupSpec is what CreateGroup is asked for.
+type GroupSpec struct {
+	Name      string
+	VolumeIDs []string // sorted, each once
 }
 
 // SnapshotSpec is what CreateSnapshot is asked for.

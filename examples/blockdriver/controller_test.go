@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -40,12 +41,23 @@ func groupCap() *csi.VolumeCapability {
 
 func caps(c ...*csi.VolumeCapability) []*csi.VolumeCapability { return c }
 
+// onePool is a Backend without groups.
+type onePool struct{ *fileBackend }
+
+func (onePool) CreateGroup(context.Context, GroupSpec) (Group, error) {
+	return Group{}, errors.ErrUnsupported
+}
+func (onePool) DeleteGroup(context.Context, string, []string) error { return errors.ErrUnsupported }
+func (onePool) GetGroup(context.Context, string, []string) (Group, error) {
+	return Group{}, errors.ErrUnsupported
+}
+
 // testController serves a fresh pool that knows the nodes n1 and n2.
 func testController(t *testing.T) *controller {
 	t.Helper()
 	b := openBackend(t, t.TempDir(), nil)
 	mustRegister(t, b.pool, "n1", "n2")
-	return newController(b, false)
+	return newController(onePool{b}, false)
 }
 
 func (c *controller) mustCreate(t *testing.T, name string, capabilities ...*csi.VolumeCapability) string {
@@ -111,7 +123,7 @@ func TestControllerCreateVolume(t *testing.T) {
 			resp, err := c.CreateVolume(t.Context(), test.req)
 			if test.code != codes.OK {
 				wantCode(t, err, test.code, test.texts...)
-				wantFiles(t, c.backend.(*fileBackend).dir)
+				wantFiles(t, c.backend.(onePool).dir)
 				return
 			}
 			if err != nil {

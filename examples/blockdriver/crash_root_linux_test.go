@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -164,6 +165,7 @@ var crashSteps = []struct {
 type crashVolume struct {
 	t          *testing.T
 	dir        string
+	name       string // of the volume; "" is "crash"
 	fsType     string // "" for raw block
 	size       int64
 	id         string
@@ -195,7 +197,7 @@ func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
 
 func (w *crashVolume) endpoint() string         { return "unix://" + filepath.Join(w.dir, "csi.sock") }
 func (w *crashVolume) target(pod string) string { return filepath.Join(w.dir, "pods", pod) }
-func (w *crashVolume) staging() string          { return filepath.Join(w.dir, "staging") }
+func (w *crashVolume) staging() string          { return filepath.Join(w.dir, "staging"+w.name) }
 
 func (w *crashVolume) command() *exec.Cmd {
 	c := gate.RoleCommand(context.Background(), "blockdriver",
@@ -267,7 +269,7 @@ func (w *crashVolume) capability() *csi.VolumeCapability {
 
 func (w *crashVolume) create() error {
 	r, err := w.controller.CreateVolume(w.ctx(), &csi.CreateVolumeRequest{
-		Name: "crash", CapacityRange: &csi.CapacityRange{RequiredBytes: w.size},
+		Name: cmp.Or(w.name, "crash"), CapacityRange: &csi.CapacityRange{RequiredBytes: w.size},
 		VolumeCapabilities: []*csi.VolumeCapability{w.capability()},
 	})
 	w.id = r.GetVolume().GetVolumeId()

@@ -19,7 +19,8 @@ import (
 // pool is a directory that holds volumes as sparse image files:
 //
 //	.csikit-pool            the marker; the controller holds a lock on it
-//	volumes/, snapshots/    see store
+//	volumes/, snapshots/, groups/  see store
+//	groups/<id>.frozen      names volumes that are frozen for a cut
 //	nodes/<node>.json       written by the node plugin when it starts
 //
 // A pool by itself has only what the node plugin needs and takes no lock;
@@ -33,6 +34,7 @@ type pool struct {
 	root      *os.Root
 	volumes   *os.Root
 	snapshots *os.Root
+	groups    *os.Root
 	nodes     *os.Root
 
 	reflink bool // files can share blocks; found out by the controller
@@ -104,6 +106,9 @@ func openPool(dir string) (_ *pool, err error) {
 	if p.snapshots, err = p.openDir("snapshots"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
+	if p.groups, err = p.openDir("groups"); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
 	if p.nodes, err = p.openDir("nodes"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
@@ -128,7 +133,7 @@ func (p *pool) openDir(name string) (*os.Root, error) {
 // returned.
 func (p *pool) Close() error {
 	var errs []error
-	for _, r := range []*os.Root{p.volumes, p.snapshots, p.nodes, p.root} {
+	for _, r := range []*os.Root{p.volumes, p.snapshots, p.groups, p.nodes, p.root} {
 		if r != nil {
 			errs = append(errs, r.Close())
 		}

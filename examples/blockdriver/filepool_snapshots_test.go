@@ -18,7 +18,7 @@ import (
 
 func snap(name, source string) SnapshotSpec { return SnapshotSpec{Name: name, SourceVolumeID: source} }
 
-func mustSnap(t *testing.T, b Backend, name, source string) Snapshot {
+func mustSnap(t *testing.T, b *fileBackend, name, source string) Snapshot {
 	t.Helper()
 	s, err := b.CreateSnapshot(t.Context(), snap(name, source))
 	if err != nil {

@@ -344,6 +344,7 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 	switch ext := extension(name); {
 	case ext == extTemp && s.ids.MatchString(strings.TrimSuffix(id, extension(id))):
 		return s.pool.remove(s.dir, name)
+	case ext == extFrozen: // the node's to remove, when it has thawed
 	case !s.ids.MatchString(id):
 		s.log.Warn("pool holds a file that is not csikit's", "file", s.pool.file(s.name, name))
 		return nil

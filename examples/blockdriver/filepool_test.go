@@ -220,8 +220,8 @@ func TestOpenPoolConcurrently(t *testing.T) {
 	}
 	wg.Wait()
 	entries, _ := os.ReadDir(dir)
-	if len(entries) != 4 {
-		t.Errorf("pool holds %v, want marker, nodes, snapshots and volumes", entries)
+	if len(entries) != 5 {
+		t.Errorf("pool holds %v, want marker, groups, nodes, snapshots and volumes", entries)
 	}
 }
 
@@ -273,7 +273,7 @@ func TestRegisterNode(t *testing.T) {
 			t.Errorf("node %q: %+v, error %v", id, r, err)
 		}
 	}
-	if entries, _ := os.ReadDir(dir + "/nodes"); len(entries) != 4 {
+	if entries, _ := os.ReadDir(dir + "/nodes"); len(entries) != 5 {
 		t.Errorf("nodes: %v", entries)
 	}
 }

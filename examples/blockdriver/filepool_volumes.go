@@ -16,7 +16,7 @@ import (
 	"github.com/csikit/csikit/topology"
 )
 
-// fileBackend is the Backend that keeps its volumes in a pool. One process at a
+// fileBackend is the part of the Backend that one pool is. One process at a
 // time may have it.
 //
 // What is on the disk decides, see store.
@@ -25,8 +25,9 @@ type fileBackend struct {
 	log    *slog.Logger
 	marker *os.File // open for its lock
 
-	vols  *store[Volume]
-	snaps *store[Snapshot]
+	vols   *store[Volume]
+	snaps  *store[Snapshot]
+	groups *store[Group]
 
 	// What takes long goes on when its caller has gone, until the backend is closed.
 	work *blocking.Group
@@ -45,8 +46,6 @@ type fileBackend struct {
 	attached *tally
 }
 
-var _ Backend = (*fileBackend)(nil)
-
 // newFileBackend takes the pool's lock, finishes what a killed controller left
 // half-done and reads all metadata. A nil logger discards. Close the backend
 // before the pool.
@@ -64,6 +63,7 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 	b.snaps.counted = func(s Snapshot, by int64) { b.promised.Add(by * s.SizeBytes) }
 	b.vols = newStore(p, p.volumes, "volumes", volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
 	b.vols.counted = b.count
+	b.groups = newStore(p, p.groups, "groups", groupIDPattern, log, p.readGroup, func(id string) Group { return Group{ID: id} })
 	// For writing, because an exclusive lock over NFS demands it.
 	if b.marker, err = p.root.OpenFile(markerName, os.O_RDWR, 0); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
@@ -84,6 +84,9 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
 	if err := b.snaps.repair(b.checkSnapshotImage); err != nil {
+		return nil, fail("open pool", p.dir, "%w", err)
+	}
+	if err := b.groups.repair(func(Group) error { return nil }); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
 	return b, nil

@@ -19,7 +19,8 @@ import (
 // is created only when all pools can be asked.
 type filePools struct {
 	*poolSet[*fileBackend]
-	names keyLocks // of what is being created
+	names   keyLocks // of what is being created
+	freezer freezer  // nil: no node plugin in this process
 }
 
 var _ Backend = (*filePools)(nil)
@@ -51,11 +52,16 @@ func openPools(ctx context.Context, configs []poolConfig, limits policy, work *b
 	if err := m.start(ctx); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
+	m.dropOrphans()
 	return m, nil
 }
 
 // Close gives the pools up.
 func (m *filePools) Close() error {
+	for _, b := range m.here() { // what is under way may be about several of them
+		b.stop()
+		b.jobs.close()
+	}
 	var errs []error
 	for _, b := range m.here() {
 		errs = append(errs, b.Close(), b.pool.Close())

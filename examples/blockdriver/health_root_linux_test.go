@@ -28,7 +28,7 @@ func reasons(h *csi.VolumeHealth) string {
 // report when it is repaired.
 func TestVolumeHealth(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
-	c := newController(b, false)
+	c := newController(onePool{b}, false)
 	v := mustCreate(t, b, spec("a"))
 	mustCreate(t, b, spec("sound"))
 	image, metadata := b.imageOf(v.ID), b.file("volumes", v.ID+extMetadata)

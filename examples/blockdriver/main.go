@@ -70,15 +70,15 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		csiserver.WithValidation(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
+	var backend *filePools
 	if cfg.mode != "node" {
-		backend, err := openPools(ctx, cfg.pools.list, policy{cfg.overcommit, cfg.reserve}, work, log)
-		if err != nil {
+		if backend, err = openPools(ctx, cfg.pools.list, policy{cfg.overcommit, cfg.reserve}, work, log); err != nil {
 			return err
 		}
 		defer backend.Close()
-		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())))
+		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())), csiserver.WithGroupController(newGroupController(backend)))
 	} else { // every process of a plugin reports the same
-		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
+		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE))
 	}
 	if cfg.mode != "controller" {
 		pools, err := openNodePools(ctx, cfg, work, log)
@@ -90,7 +90,14 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		if err != nil {
 			return err
 		}
-		opts = append(opts, csiserver.WithNode(newNode(cfg, pools, ops)))
+		node := newNode(cfg, pools, ops)
+		if err := node.thawLeftovers(ctx, pools, log); err != nil {
+			return err
+		}
+		if backend != nil {
+			backend.freezer = node
+		}
+		opts = append(opts, csiserver.WithNode(node))
 		sections = append(sections, csiserver.Rows("in the kernel", ops.Inspect))
 	}
 	if cfg.hasTopology() {

@@ -41,6 +41,8 @@ func newNode(cfg config, v volumes, ops *nodeops.Node) *nodeServer {
 	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, topology: cfg.topology, volumes: v, ops: ops}
 }
 
+func (n *nodeServer) NodeID() string { return n.nodeID }
+
 func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes, AccessibleTopology: n.topology.Topology()}, nil
 }

@@ -50,7 +50,7 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	if want := 2 * 95; passed != want {
+	if want := 2 * 101; passed != want {
 		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
 	}
 }
@@ -60,7 +60,6 @@ func TestSanity(t *testing.T) {
 // and no spec is filtered out.
 var notOffered = map[string]int{
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": 2, // which no driver can pass
-	"GroupControllerService not supported":             12,
 }
 
 // startInProcess serves the driver until the test ends and returns its endpoint.

@@ -418,7 +418,7 @@ func (w *walk) left(context.Context) error {
 	expected := []string{
 		filepath.Join(w.dir, lockName), w.logPath(), w.root,
 		// The pool itself stays: it is the storage, and now an empty one.
-		w.pool(), filepath.Join(w.pool(), ".csikit-pool"), filepath.Join(w.pool(), "volumes"), filepath.Join(w.pool(), "snapshots"),
+		w.pool(), filepath.Join(w.pool(), ".csikit-pool"), filepath.Join(w.pool(), "volumes"), filepath.Join(w.pool(), "snapshots"), filepath.Join(w.pool(), "groups"),
 		filepath.Join(w.pool(), "nodes"), filepath.Join(w.pool(), "nodes", "demo-node.json"),
 	}
 	for _, f := range filesBelow(w.dir, expected...) {

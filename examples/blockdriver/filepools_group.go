@@ -1,0 +1,444 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A group snapshot is a record in groups/ of the pool of its first volume, and one
+// snapshot per volume, in the volume's pool. The record is written last: snapshots
+// of a group without it were never acknowledged and are removed.
+
+var groupIDPattern = regexp.MustCompile(`^group-[0-9a-f]{32}$`)
+
+func groupID(name string) string { return "group-" + digest(name) }
+
+// memberName is a name that no CO can send: names have no NUL.
+func memberName(group, volumeID string) string { return "group\x00" + group + "\x00" + volumeID }
+
+// groupMetadata is the content of groups/<id>.json.
+type groupMetadata struct {
+	Version int `json:"version"`
+	Group
+}
+
+func (g Group) objectID() string { return g.ID }
+func (g Group) metadata() any    { return groupMetadata{formatVersion, g} }
+
+func (g Group) volumeIDs() (ids []string) {
+	for _, m := range g.Members {
+		ids = append(ids, m.VolumeID)
+	}
+	return ids
+}
+
+func (g Group) snapshotIDs() (ids []string) {
+	for _, m := range g.Members {
+		ids = append(ids, m.SnapshotID)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func (p *pool) readGroup(id string) (Group, error) {
+	const op = "read group snapshot"
+	data, err := p.groups.ReadFile(id + extMetadata)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Group{}, fail(op, id, "%w", errNotFound)
+	}
+	if err != nil {
+		return Group{}, fail(op, id, "%w", err)
+	}
+	var m groupMetadata
+	if err := json.Unmarshal(data, &m); err != nil || m.Version != formatVersion || m.ID != id || len(m.Members) == 0 {
+		return Group{}, fail(op, id, "metadata %w: restore %s", errDamaged, p.file("groups", id+extMetadata))
+	}
+	return m.Group, nil
+}
+
+// freezer stops the writes to a volume that this process has staged.
+type freezer interface {
+	NodeID() string
+	// Freeze returns what thaws the volume again, and fails if it was not frozen all
+	// the time. It thaws by itself after freezeLimit. A volume that cannot be frozen
+	// here is errInUse.
+	Freeze(ctx context.Context, volumeID string) (thaw func() error, err error)
+}
+
+// freezeLimit is how long a pod may have to wait for its writes.
+const freezeLimit = 30 * time.Second
+
+// frozenMark is the content of groups/<id>.frozen: it lets the next process thaw what
+// a kill has left frozen.
+type frozenMark struct {
+	Version   int      `json:"version"`
+	NodeID    string   `json:"node_id"`
+	VolumeIDs []string `json:"volume_ids"`
+}
+
+const extFrozen = ".frozen"
+
+func (m *filePools) group(ctx context.Context, op, id string) (*fileBackend, error) {
+	if !groupIDPattern.MatchString(id) {
+		return nil, fail(op, id, "%w", errNotFound)
+	}
+	return m.holder(ctx, op, id, func(b *fileBackend) bool { return b.groups.known(id) })
+}
+
+func (m *filePools) CreateGroup(ctx context.Context, s GroupSpec) (Group, error) {
+	const op = "create group snapshot"
+	id := groupID(s.Name)
+	unlock, err := m.names.lock(ctx, op, id)
+	if err != nil {
+		return Group{}, err
+	}
+	defer unlock()
+	b, err := m.group(ctx, op, id)
+	if err == nil {
+		var g Group
+		if g, err = m.existingGroup(ctx, b, s); err == nil {
+			return g, nil
+		}
+	}
+	if !errors.Is(err, errNotFound) {
+		return Group{}, err
+	}
+	home, err := m.volume(ctx, op, s.VolumeIDs[0])
+	if err != nil {
+		return Group{}, err
+	}
+	return long(ctx, home, op+" "+s.Name, s, func(ctx context.Context) (Group, error) {
+		g, err := m.createGroup(ctx, home, s)
+		if err != nil {
+			return g, fail(op, s.Name, "%w", err)
+		}
+		return g, nil
+	})
+}
+
+func (m *filePools) existingGroup(ctx context.Context, b *fileBackend, s GroupSpec) (Group, error) {
+	g, err := b.groups.current(groupID(s.Name))
+	if err != nil {
+		return g, fail("create group snapshot", s.Name, "%w", err)
+	}
+	if has := g.volumeIDs(); g.Name != s.Name || !slices.Equal(has, s.VolumeIDs) {
+		return g, fail("create group snapshot", s.Name, "%w: it has the volumes %v, request wants %v; use another name or delete it first", errConflict, has, s.VolumeIDs)
+	}
+	return m.withSnapshots(ctx, g)
+}
+
+// member is one volume of a group whose snapshot is being made.
+type member struct {
+	b        *fileBackend
+	volumeID string
+	from     copySource
+	copy     *imageCopy[Snapshot]
+}
+
+func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupSpec) (_ Group, err error) {
+	id := groupID(s.Name)
+	unlock, err := home.lock(ctx, "create group snapshot", id)
+	if err != nil {
+		return Group{}, err
+	}
+	defer unlock()
+	if err := m.dropMembers(id, s); err != nil {
+		return Group{}, fmt.Errorf("remove what an earlier attempt has left: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.dropMembers(id, s))
+		}
+	}()
+	members, release, err := m.hold(ctx, s)
+	if err != nil {
+		return Group{}, err
+	}
+	defer release()
+	if err := m.cutTogether(ctx, home, id, members); err != nil {
+		return Group{}, err
+	}
+	g := Group{ID: id, Name: s.Name}
+	for _, x := range members {
+		snap, err := x.b.commitSnapshot(x.copy, SnapshotSpec{Name: memberName(s.Name, x.volumeID), SourceVolumeID: x.volumeID}, x.from.accessType, id)
+		if err != nil {
+			return Group{}, err
+		}
+		g.Members = append(g.Members, GroupMember{x.volumeID, snap.ID})
+		g.Snapshots = append(g.Snapshots, snap)
+		g.CreatedAt = snap.CreatedAt
+	}
+	_, err = home.groups.save(g)
+	return g, err
+}
+
+// dropMembers removes the snapshots of a group that has no record. While it is in
+// doubt whether there is one, they stay.
+func (m *filePools) dropMembers(id string, s GroupSpec) error {
+	var errs []error
+	for _, b := range m.here() {
+		if b.groups.known(id) {
+			return nil
+		}
+	}
+	for _, b := range m.here() {
+		for _, v := range s.VolumeIDs {
+			if snap := snapshotID(memberName(s.Name, v)); b.snaps.claimed(snap) {
+				errs = append(errs, b.deleteSnapshot(snap))
+			}
+		}
+	}
+	return firstOf(errs)
+}
+
+// hold keeps the volumes as they are, and begins their copies. The locks are taken in
+// the order of the IDs, so that two groups do not wait for each other.
+func (m *filePools) hold(ctx context.Context, s GroupSpec) (members []*member, _ func(), err error) {
+	var releases []func()
+	release := func() {
+		for _, r := range slices.Backward(releases) {
+			r()
+		}
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
+	for _, id := range s.VolumeIDs {
+		b, err := m.volume(ctx, "create group snapshot", id)
+		if err != nil {
+			return nil, nil, err
+		}
+		from, free, err := b.holdVolume(ctx, id)
+		if err != nil {
+			return nil, nil, err
+		}
+		releases = append(releases, free)
+		c, err := begin(b, b.snaps, snapshotID(memberName(s.Name, id)), from)
+		if err != nil {
+			return nil, nil, err
+		}
+		releases = append(releases, c.close)
+		members = append(members, &member{b, id, from, c})
+	}
+	return members, release, nil
+}
+
+// cutTogether makes the images. Those that take long come first: their volumes are
+// not attached. The others are cut one after the other while no attached one of them
+// is written to.
+func (m *filePools) cutTogether(ctx context.Context, home *fileBackend, id string, members []*member) error {
+	var attached []string
+	for _, x := range members {
+		v, err := x.b.vols.get(x.volumeID)
+		if err != nil {
+			return err
+		}
+		if v.Attachment != nil {
+			attached = append(attached, x.volumeID)
+		}
+		if !x.copy.atomic {
+			if err := x.copy.fill(ctx, func() error { return x.b.checkRoom(0, 0, 0) }); err != nil {
+				return withSpaceKind(err)
+			}
+		}
+	}
+	thaw := func() error { return nil }
+	if len(attached) > 1 { // of one alone the cut itself is one moment
+		var err error
+		if thaw, err = m.freezeAll(ctx, home, id, attached); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(cutAll(members), thaw()); err != nil {
+		return withSpaceKind(err)
+	}
+	for _, x := range members {
+		if err := x.copy.finish(x.copy.size); err != nil {
+			return withSpaceKind(err)
+		}
+	}
+	return nil
+}
+
+func cutAll(members []*member) error {
+	for _, x := range members {
+		if x.copy.atomic {
+			if err := x.copy.cut(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// freezeAll freezes the volumes, or none. The mark that names them is on the disk
+// before the first of them is frozen, and goes when the last is thawed.
+func (m *filePools) freezeAll(ctx context.Context, home *fileBackend, id string, volumeIDs []string) (thaw func() error, err error) {
+	if m.freezer == nil {
+		return nil, fmt.Errorf("%w: the volumes %v are attached, and this process has no node plugin to freeze them; detach them, or all but one", errInUse, volumeIDs)
+	}
+	data, err := encode(frozenMark{formatVersion, m.freezer.NodeID(), volumeIDs})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := home.replaceFile(home.pool.groups, id+extFrozen, data); err != nil {
+		return nil, err
+	}
+	var thaws []func() error
+	thaw = func() error {
+		var errs []error
+		for _, t := range slices.Backward(thaws) {
+			errs = append(errs, t())
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err // the mark stays, and the next start thaws
+		}
+		return home.remove(home.pool.groups, id+extFrozen)
+	}
+	for _, v := range volumeIDs {
+		t, err := m.freezer.Freeze(ctx, v)
+		if err != nil {
+			return nil, errors.Join(err, thaw())
+		}
+		thaws = append(thaws, t)
+	}
+	return thaw, nil
+}
+
+func (m *filePools) withSnapshots(ctx context.Context, g Group) (Group, error) {
+	g.Snapshots = nil
+	for _, x := range g.Members {
+		s, err := m.GetSnapshot(ctx, x.SnapshotID)
+		if errors.Is(err, errNotFound) {
+			return g, fail("get group snapshot", g.ID, "snapshot %s of it is missing, %w: its deletion has begun, or it was removed by hand; delete the group", x.SnapshotID, errDamaged)
+		}
+		if err != nil {
+			return g, err
+		}
+		g.Snapshots = append(g.Snapshots, s)
+	}
+	return g, nil
+}
+
+// checkMembers: a CO may leave the list out, as csi-sanity does.
+func (g Group) checkMembers(snapshotIDs []string) error {
+	if has := g.snapshotIDs(); len(snapshotIDs) > 0 && !slices.Equal(has, slices.Sorted(slices.Values(snapshotIDs))) {
+		return fmt.Errorf("%w: it has the snapshots %s, request names %s", errInvalid, strings.Join(has, ", "), strings.Join(snapshotIDs, ", "))
+	}
+	return nil
+}
+
+func (m *filePools) GetGroup(ctx context.Context, id string, snapshotIDs []string) (Group, error) {
+	const op = "get group snapshot"
+	b, err := m.group(ctx, op, id)
+	if err != nil {
+		return Group{}, err
+	}
+	g, err := b.groups.get(id)
+	if err == nil {
+		err = g.checkMembers(snapshotIDs)
+	}
+	if err != nil {
+		return g, fail(op, id, "%w", err)
+	}
+	return m.withSnapshots(ctx, g)
+}
+
+// DeleteGroup removes the snapshots, then the record, so that a retry knows what is
+// left.
+func (m *filePools) DeleteGroup(ctx context.Context, id string, snapshotIDs []string) error {
+	const op = "delete group snapshot"
+	b, err := m.group(ctx, op, id)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	unlock, err := b.lock(ctx, op, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	g, err := b.groups.current(id)
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	if err == nil {
+		err = g.checkMembers(snapshotIDs)
+	}
+	if err == nil {
+		err = m.deleteMembers(ctx, g)
+	}
+	if err == nil {
+		err = b.groups.beginDelete(g)
+	}
+	if err == nil {
+		err = b.groups.clear(id)
+	}
+	if err != nil {
+		return fail(op, id, "%w", err)
+	}
+	return nil
+}
+
+func (m *filePools) deleteMembers(ctx context.Context, g Group) error {
+	type locked struct {
+		b  *fileBackend
+		id string
+	}
+	var all []locked
+	for _, id := range g.snapshotIDs() {
+		b, err := m.snapshot(ctx, "delete snapshot", id)
+		if errors.Is(err, errNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		unlock, err := b.lock(ctx, "delete snapshot", id)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		if err := b.checkNotPinned(id); err != nil {
+			return err
+		}
+		all = append(all, locked{b, id})
+	}
+	for _, x := range all {
+		if err := x.b.deleteSnapshot(x.id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropOrphans removes snapshots of groups that were never acknowledged. It needs all
+// pools: the record may be in any.
+func (m *filePools) dropOrphans() {
+	if len(m.away()) > 0 {
+		return
+	}
+	for _, b := range m.here() {
+		members, _ := b.snaps.page("", 0, func(s Snapshot) bool { return s.GroupID != "" })
+		for _, s := range members {
+			recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(s.GroupID) })
+			if recorded {
+				continue
+			}
+			if err := b.deleteSnapshot(s.ID); err != nil {
+				m.log.Error("remove a snapshot of a group that was never finished", "snapshot_id", s.ID, "error", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// groupController is the CSI group controller service: snapshots of several volumes
+// at one moment.
+type groupController struct {
+	csi.UnimplementedGroupControllerServer
+	backend Backend
+}
+
+func newGroupController(b Backend) *groupController { return &groupController{backend: b} }
+
+func (g *groupController) GroupControllerGetCapabilities(context.Context, *csi.GroupControllerGetCapabilitiesRequest) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return &csi.GroupControllerGetCapabilitiesResponse{Capabilities: []*csi.GroupControllerServiceCapability{{
+		Type: &csi.GroupControllerServiceCapability_Rpc{Rpc: &csi.GroupControllerServiceCapability_RPC{
+			Type: csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT,
+		}},
+	}}}, nil
+}
+
+func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	if err := checkSnapshotParameters(req.GetParameters()); err != nil {
+		return nil, err
+	}
+	ids := slices.Sorted(slices.Values(req.GetSourceVolumeIds()))
+	if len(slices.Compact(slices.Clone(ids))) != len(ids) {
+		return nil, status.Error(codes.InvalidArgument, "source_volume_ids: a volume is in it twice")
+	}
+	group, err := g.backend.CreateGroup(ctx, GroupSpec{Name: req.GetName(), VolumeIDs: ids})
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: csiGroup(group)}, nil
+}
+
+func (g *groupController) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	if err := g.backend.DeleteGroup(ctx, req.GetGroupSnapshotId(), req.GetSnapshotIds()); err != nil {
+		return nil, err
+	}
+	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
+}
+
+func (g *groupController) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	group, err := g.backend.GetGroup(ctx, req.GetGroupSnapshotId(), req.GetSnapshotIds())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetVolumeGroupSnapshotResponse{GroupSnapshot: csiGroup(group)}, nil
+}
+
+func csiGroup(g Group) *csi.VolumeGroupSnapshot {
+	resp := &csi.VolumeGroupSnapshot{GroupSnapshotId: g.ID, CreationTime: timestamppb.New(g.CreatedAt), ReadyToUse: true}
+	for _, s := range g.Snapshots {
+		resp.Snapshots = append(resp.Snapshots, csiSnapshot(s))
+	}
+	return resp
+}
