@@ -30,6 +30,12 @@ test-kubelet: ## registration against kubelet's own code, with a table of times 
 test-deploy: ## the examples' manifests: rendered, decoded, linted, and the drivers started with their arguments
 	cd test/deploy && bash -o pipefail -c "$(GO) test -count=1 -timeout 5m -v . | grep -v -e '^ *=== ' -e 'PASS: TestRules/'"
 
+.PHONY: test-vm
+test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machines (Debian or its kin; VM=-h explains)
+	@hack/tools.sh test vm
+	@$(GO) build -o bin/vm ./test/vm
+	@bin/vm $(VM)
+
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
 	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver

@@ -15,11 +15,21 @@ need resize2fs e2fsprogs
 need mkfs.xfs xfsprogs
 need xfs_growfs xfsprogs
 need blkid util-linux
-if [ "${1:-}" = test ]; then
-	need mkfs.btrfs btrfs-progs
-	need btrfs btrfs-progs
-	need setpriv util-linux
-fi
+for what in "$@"; do
+	case $what in
+	test)
+		need mkfs.btrfs btrfs-progs
+		need btrfs btrfs-progs
+		need setpriv util-linux
+		;;
+	vm)
+		need qemu-system-x86_64 qemu-system-x86
+		need modprobe kmod
+		need xz xz-utils
+		need ps procps
+		;;
+	esac
+done
 
 [ -n "$packages" ] || exit 0
 install="apt-get install -y --no-install-recommends$packages"

@@ -17,10 +17,11 @@
 //	[Root]        a loop device can be configured and a block file system mounted
 //	[Tools]       these programs are on PATH
 //	[Capability]  these capabilities are held in the initial user namespace
+//	[Modules]     the kernel has these parts, as modules or built in
 //
 // When the operation is refused the test is skipped with the reason. The
-// environment variable CSIKIT_TEST_REQUIRE, a comma list of userns, root, tools
-// and capability, turns the skips of those gates into failures, so that a CI job
+// environment variable CSIKIT_TEST_REQUIRE, a comma list of userns, root, tools,
+// capability and modules, turns the skips of those gates into failures, so that a CI job
 // cannot go green by skipping what it was set up to run. An unknown word in it
 // fails the run.
 //

@@ -16,9 +16,10 @@ const (
 	gateRoot       = "root"
 	gateTools      = "tools"
 	gateCapability = "capability"
+	gateModules    = "modules"
 )
 
-var gates = []string{gateUserNS, gateRoot, gateTools, gateCapability}
+var gates = []string{gateUserNS, gateRoot, gateTools, gateCapability, gateModules}
 
 var errNoMain = errors.New("call gate.Main from TestMain: without it this would mount in the host's namespace")
 
@@ -67,6 +68,19 @@ func Tools(t testing.TB, names ...string) {
 func Capability(t testing.TB, caps ...int) {
 	t.Helper()
 	decide(t, gateCapability, checkCapabilities(caps))
+}
+
+// Modules lets the test go on if each of these parts of the kernel is there, loaded
+// now where it is a module: nfsd, dm_flakey, scsi_debug and their like. It stays loaded.
+func Modules(t testing.TB, names ...string) {
+	t.Helper()
+	var missing []error
+	for _, name := range names {
+		if err := loadModule(name); err != nil {
+			missing = append(missing, err)
+		}
+	}
+	decide(t, gateModules, errors.Join(missing...))
 }
 
 func mayMount(probe func() error) error {

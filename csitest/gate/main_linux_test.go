@@ -348,6 +348,13 @@ func TestGatesHere(t *testing.T) {
 		gate.Root(t)
 		gate.Capability(t, unix.CAP_SYS_ADMIN)
 	})
+	t.Run("a module that does not exist", func(t *testing.T) {
+		r := recorder{TB: t}
+		gate.Modules(&r, "no_such_module")
+		if !strings.Contains(r.skipped, "no no_such_module") {
+			t.Errorf("skipped with %q", r.skipped)
+		}
+	})
 	t.Run("a capability that is not held", func(t *testing.T) {
 		r := recorder{TB: t}
 		gate.Capability(&r, 63)

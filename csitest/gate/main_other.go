@@ -22,3 +22,5 @@ func probeUserNS() error { return errNotLinux }
 func probeRoot() error { return errNotLinux }
 
 func checkCapabilities([]int) error { return errNotLinux }
+
+func loadModule(string) error { return errNotLinux }

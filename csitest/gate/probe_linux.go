@@ -1,9 +1,11 @@
 package gate
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -120,6 +122,18 @@ func checkCapabilities(caps []int) error {
 	}
 	if missing != nil {
 		return fmt.Errorf("capability %s (numbers as in capability.h) not held: run as root with it (in a container: privileged)", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// loadModule leaves to modprobe, which knows what is built in, what there is.
+func loadModule(name string) error {
+	if _, err := os.Stat("/sys/module/" + name); err == nil {
+		return nil
+	}
+	out, err := exec.Command("modprobe", name).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("the kernel has no %s: modprobe: %w: %s", name, err, bytes.TrimSpace(out))
 	}
 	return nil
 }

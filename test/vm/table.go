@@ -1,0 +1,30 @@
+//go:build linux
+
+package main
+
+import "time"
+
+// A job is one package's tests in the guest.
+type job struct {
+	pkg     string        // as go test takes it, from the root of the module
+	run     string        // -test.run
+	long    bool          // left to make torture
+	kernels []string      // nil: all
+	timeout time.Duration // for all tests of the job, under emulation
+	env     []string
+}
+
+// table is what runs in the guest. Add a line for tests that need what the machines of
+// developers lack; they are gated by package csitest/gate, every gate of which is
+// required here, so that a test that skips for want of something fails.
+//
+// A binary runs in its package's directory, as root, with TMPDIR on a tmpfs.
+var table = []job{
+	{pkg: "./csitest/nfsd", timeout: 5 * time.Minute},
+}
+
+// kernels are Debian's: the first has no statmount(2) and no listmount(2), Linux 6.8.
+var kernels = []string{"6.1", "6.12"}
+
+// require is every gate of package csitest/gate.
+const require = "userns,root,tools,capability,modules"
