@@ -1,0 +1,344 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math/rand"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A copy is what it was copied from, bit for bit, with all that a file system knows
+// of it.
+func TestCopyTree(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	kinds := makeTree(t, src, 2000)
+	t.Logf("the tree has %s", strings.Join(kinds, ", "))
+	want := describe(t, src)
+	must(t, copyDir(dst, src, func(int64, int64) {}))
+	compareTrees(t, describe(t, dst), want)
+	if again := describe(t, src); !maps.Equal(again, want) {
+		compareTrees(t, again, want)
+		t.Error("the copy has changed the source")
+	}
+}
+
+// Cut off anywhere, a copy goes on to the same end, also when the source has changed
+// meanwhile.
+func TestCopyTreeResumed(t *testing.T) {
+	src := t.TempDir()
+	makeTree(t, src, 3)
+	steps := 0
+	must(t, copyDir(t.TempDir(), src, func(int64, int64) { steps++ }))
+	for n := range steps {
+		dst := t.TempDir()
+		cutOff(dst, src, n)
+		switch n % 4 { // a different file each time, and one that may be copied already
+		case 1:
+			must(t, os.WriteFile(filepath.Join(src, "plain"), fmt.Append(nil, "changed ", n), 0o600))
+		case 2: // a file becomes a directory, or the other way round
+			name := filepath.Join(src, "sub", "changing")
+			if info, err := os.Lstat(name); err == nil && info.IsDir() {
+				must(t, os.RemoveAll(name))
+				must(t, os.WriteFile(name, []byte("a file"), 0o644))
+			} else {
+				must(t, os.RemoveAll(name))
+				must(t, os.MkdirAll(filepath.Join(name, "below"), 0o755))
+			}
+		case 3:
+			must(t, os.WriteFile(filepath.Join(src, fmt.Sprint("new", n)), nil, 0o600))
+			os.Remove(filepath.Join(src, fmt.Sprint("new", n-4)))
+			// In a directory whose copy may have its default ACL already.
+			file := filepath.Join(src, "many", fmt.Sprint("new", n))
+			must(t, os.WriteFile(file, nil, 0o600))
+			_ = unix.Removexattr(file, "system.posix_acl_access")
+		}
+		cutOff(dst, src, n+1)
+		want := describe(t, src)
+		must(t, copyDir(dst, src, func(int64, int64) {}))
+		compareTrees(t, describe(t, dst), want)
+		if t.Failed() {
+			t.Fatalf("after it was cut off at step %d of %d", n, steps)
+		}
+	}
+	t.Logf("cut off at %d places", steps)
+}
+
+// What is complete is not copied again.
+func TestCopyTreeRepeated(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	makeTree(t, src, 3)
+	must(t, copyDir(dst, src, func(int64, int64) {}))
+	must(t, copyDir(dst, src, func(_, bytes int64) {
+		if bytes > 0 {
+			t.Error("data was copied again")
+		}
+	}))
+}
+
+func TestCopyTreeFails(t *testing.T) {
+	if os.Getuid() == 0 {
+		t.Skip("root may read everything")
+	}
+	src, dst := t.TempDir(), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(src, "secret"), nil, 0))
+	err := copyDir(dst, src, func(int64, int64) {})
+	if !errors.Is(err, unix.EACCES) || !strings.Contains(err.Error(), "secret") {
+		t.Errorf("copying what may not be read: %v", err)
+	}
+}
+
+func copyDir(dst, src string, progress func(files, bytes int64)) error {
+	to, err := os.Open(dst)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	from, err := os.Open(src)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	return copyTree(to, from, progress)
+}
+
+// cutOff ends a copy at its n-th step without any of what follows.
+func cutOff(dst, src string, n int) {
+	defer func() { _ = recover() }()
+	copyDir(dst, src, func(int64, int64) {
+		if n--; n < 0 {
+			panic("killed")
+		}
+	})
+}
+
+// makeTree makes a file of every kind that it may make, and says which.
+func makeTree(t *testing.T, dir string, many int) (kinds []string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	write := func(name string, mode fs.FileMode, data string) {
+		t.Helper()
+		must(t, os.WriteFile(in(name), []byte(data), 0o600))
+		must(t, os.Chmod(in(name), mode))
+	}
+	kind := func(name string, err error) {
+		t.Helper()
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
+			return // not for this user, or not on this file system
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		kinds = append(kinds, name)
+	}
+	for _, d := range []string{"sub", "sub/deep", "empty", "locked", "sgid", "many"} {
+		must(t, os.Mkdir(in(d), 0o755))
+	}
+	write("plain", 0o644, "precious")
+	write("none", 0, "nobody may")
+	write("readonly", 0o444, "look only")
+	write("suid", 0o755|fs.ModeSetuid|fs.ModeSetgid, "#!/bin/sh")
+	write("empty-file", 0o600, "")
+	write("sub/name with\nline break", 0o640, "x")
+	write("sub/\xff\xfe is not UTF-8", 0o640, "x")
+	write("sub/"+strings.Repeat("n", 255), 0o640, "x")
+	write("locked/inside", 0o600, "x")
+	for i := range many {
+		write(fmt.Sprintf("many/%d", i), 0o600, fmt.Sprint(i))
+	}
+	random := make([]byte, 3<<20+17)
+	rand.New(rand.NewSource(1)).Read(random)
+	must(t, os.WriteFile(in("large"), random, 0o600))
+	kinds = append(kinds, "directories", "files", "set-ID bits", "names of all sorts")
+
+	sparse, err := os.Create(in("sparse"))
+	must(t, err)
+	_, err = sparse.WriteAt(random[:70000], 1<<20)
+	must(t, err)
+	_, err = sparse.WriteAt(random[:10], 9<<20)
+	must(t, err)
+	must(t, sparse.Truncate(1<<32))
+	must(t, sparse.Close())
+	must(t, os.Truncate(in("empty-file"), 1<<30))
+	kinds = append(kinds, "holes")
+
+	must(t, os.Symlink("plain", in("link")))
+	must(t, os.Symlink("/nowhere/"+strings.Repeat("long/", 200), in("sub/dangling")))
+	must(t, os.Symlink("../..", in("sub/up")))
+	must(t, os.Link(in("plain"), in("sub/hard")))
+	must(t, os.Link(in("plain"), in("sub/deep/hard")))
+	kind("symbolic links", nil)
+	kind("hard links", nil)
+	kind("a hard link to a symbolic link", unix.Linkat(unix.AT_FDCWD, in("link"), unix.AT_FDCWD, in("sub/same link"), 0))
+	kind("FIFOs", unix.Mkfifo(in("fifo"), 0o620))
+	if len(in("socket")) < 100 {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: in("socket"), Net: "unix"})
+		must(t, err)
+		l.SetUnlinkOnClose(false)
+		must(t, l.Close())
+		kinds = append(kinds, "sockets")
+	}
+	kind("character devices", unix.Mknod(in("chr"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	kind("block devices", unix.Mknod(in("blk"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 200))))
+
+	kind("owners", os.Lchown(in("sub/deep"), 4711, 4712))
+	kind("owners of links", os.Lchown(in("sub/up"), 1, 2))
+	kind("owners of files", os.Chown(in("readonly"), 12345678, 87654321))
+	kind("extended attributes", unix.Setxattr(in("plain"), "user.csikit", []byte("value\x00with NUL"), 0))
+	kind("extended attributes of directories", unix.Setxattr(in("sub"), "user.large", random[:3000], 0))
+	kind("empty extended attributes", unix.Setxattr(in("large"), "user.empty", nil, 0))
+	kind("trusted extended attributes of links", unix.Lsetxattr(in("link"), "trusted.csikit", []byte("x"), 0))
+	kind("file capabilities", unix.Setxattr(in("large"), "security.capability",
+		[]byte{1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, 0))
+	kind("ACLs", unix.Setxattr(in("large"), "system.posix_acl_access", posixACL(7, 5, 4711, 4, 5, 0), 0))
+	kind("default ACLs", unix.Setxattr(in("many"), "system.posix_acl_default", posixACL(7, 6, 4711, 5, 7, 1), 0))
+	must(t, os.Mkdir(in("many/with ACL"), 0o755))
+
+	must(t, os.Chmod(in("sgid"), 0o775|fs.ModeSetgid|fs.ModeSticky))
+	must(t, os.Chmod(in("sub/deep"), 0o1777))
+	long := time.Unix(-86400, 123456789)
+	for i, name := range []string{"large", "fifo", "empty", "sub/deep", "sub", "many", "link", "."} {
+		at := long.Add(time.Duration(i) * 7777777 * time.Second)
+		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, in(name), []unix.Timespec{timespec(at.Add(time.Hour)), timespec(at)}, unix.AT_SYMLINK_NOFOLLOW))
+	}
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, in("suid"), []unix.Timespec{timespec(long), timespec(time.Unix(4102444800, 1))}, 0))
+	must(t, os.Chmod(in("locked"), 0o500))
+	t.Cleanup(func() { os.Chmod(in("locked"), 0o700) })
+	kinds = append(kinds, "times")
+	return kinds
+}
+
+func timespec(at time.Time) unix.Timespec {
+	return unix.Timespec{Sec: at.Unix(), Nsec: int64(at.Nanosecond())}
+}
+
+// posixACL is the value of such an attribute, with one named user.
+func posixACL(user, named uint16, uid uint32, group, mask, other uint16) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range []struct {
+		tag, perm uint16
+		id        uint32
+	}{{1, user, 1<<32 - 1}, {2, named, uid}, {4, group, 1<<32 - 1}, {16, mask, 1<<32 - 1}, {32, other, 1<<32 - 1}} {
+		b = binary.LittleEndian.AppendUint16(b, e.tag)
+		b = binary.LittleEndian.AppendUint16(b, e.perm)
+		b = binary.LittleEndian.AppendUint32(b, e.id)
+	}
+	return b
+}
+
+// describe says all about what is below a directory, by path.
+func describe(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	first := map[uint64]string{}
+	must(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if os.Getuid() != 0 && errors.Is(err, fs.ErrPermission) {
+				return nil
+			}
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		text := fmt.Sprintf("mode %o owner %d:%d mtime %d.%09d", st.Mode, st.Uid, st.Gid, st.Mtim.Sec, st.Mtim.Nsec)
+		switch st.Mode & unix.S_IFMT {
+		case unix.S_IFDIR: // walking it is an access
+		case unix.S_IFLNK:
+			target, err := os.Readlink(path)
+			must(t, err)
+			text += " to " + target
+		default:
+			text += fmt.Sprintf(" atime %d.%09d size %d device %d", st.Atim.Sec, st.Atim.Nsec, st.Size, st.Rdev)
+		}
+		if st.Nlink > 1 && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			if first[st.Ino] == "" {
+				first[st.Ino] = rel
+			}
+			text += fmt.Sprintf(" %d names, the first is %q", st.Nlink, first[st.Ino])
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFREG {
+			text += content(t, path)
+		}
+		all[rel] = text + xattrsOf(t, path)
+		return nil
+	}))
+	return all
+}
+
+func content(t *testing.T, path string) string {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOATIME|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EACCES) {
+		return " unreadable"
+	}
+	must(t, err)
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	info, err := f.Stat()
+	must(t, err)
+	text, sum := " data", sha256.New()
+	for at := int64(0); at < info.Size(); {
+		begin, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break
+		}
+		must(t, err)
+		end, err := f.Seek(begin, unix.SEEK_HOLE)
+		must(t, err)
+		text += fmt.Sprintf(" [%d,%d)", begin, end)
+		_, err = io.Copy(sum, io.NewSectionReader(f, begin, end-begin))
+		must(t, err)
+		at = end
+	}
+	return fmt.Sprintf("%s sum %x", text, sum.Sum(nil)[:8])
+}
+
+func xattrsOf(t *testing.T, path string) string {
+	buf := make([]byte, 64<<10)
+	n, err := unix.Llistxattr(path, buf)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return ""
+	}
+	must(t, err)
+	names := strings.FieldsFunc(string(buf[:n]), func(r rune) bool { return r == 0 })
+	slices.Sort(names)
+	var text strings.Builder
+	for _, name := range names {
+		value := make([]byte, 64<<10)
+		n, err := unix.Lgetxattr(path, name, value)
+		if errors.Is(err, unix.EACCES) {
+			continue // user.* of what may not be read
+		}
+		must(t, err)
+		fmt.Fprintf(&text, " %s=%x", name, value[:n])
+	}
+	return text.String()
+}
+
+func compareTrees(t *testing.T, got, want map[string]string) {
+	t.Helper()
+	for name, text := range want {
+		if got[name] != text {
+			t.Errorf("%q\n is %s\nwant %s", name, got[name], text)
+		}
+	}
+	for name := range got {
+		if want[name] == "" {
+			t.Errorf("%q is in the copy alone", name)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestPlanVolume(t *testing.T) {
+	metadata := map[string]string{
+		"csi.storage.k8s.io/pvc/name": "claim", "csi.storage.k8s.io/pvc/namespace": "team", "csi.storage.k8s.io/pv/name": "pvc-1",
+	}
+	plan := func(name string, flags []string, pairs ...string) (volumeRef, access, error) {
+		p := map[string]string{paramServer: "nas", paramShare: "/srv"}
+		for key, value := range metadata {
+			p[key] = value
+		}
+		for i := 0; i < len(pairs); i += 2 {
+			p[pairs[i]] = pairs[i+1]
+		}
+		return planVolume(name, p, flags)
+	}
+	for _, tt := range []struct {
+		name  string
+		flags []string
+		pairs []string
+		want  string
+	}{
+		{"pvc-1", nil, nil, "vol1#nas#/srv#pvc-1#delete"},
+		{"../etc", nil, nil, "vol1#nas#/srv#vol-" + digest("../etc") + "#delete"},
+		{strings.Repeat("n", 128), nil, nil, "vol1#nas#/srv#vol-" + digest(strings.Repeat("n", 128)) + "#delete"},
+		{".csikit-nfs", nil, nil, "vol1#nas#/srv#vol-" + digest(".csikit-nfs") + "#delete"},
+		{"x", nil, []string{paramSubDir, "${pvc.metadata.namespace}/${pvc.metadata.name}-${pv.metadata.name}", paramOnDelete, "archive"}, "vol1#nas#/srv#team/claim-pvc-1#archive"},
+		{"x", []string{"hard,nfsvers=4.1", "port=2050"}, []string{paramServer, "[FD00::7]"}, "vol1#fd00::7#/srv#x#delete#port=2050,vers=4.1"},
+	} {
+		r, _, err := plan(tt.name, tt.flags, tt.pairs...)
+		if err != nil || r.encode() != tt.want {
+			t.Errorf("%q %q: %q (%v), want %q", tt.name, tt.pairs, r.encode(), err, tt.want)
+		}
+	}
+	_, a, err := plan("x", nil, paramPermissions, "2770", paramOwner, "0", paramGroup, "4711")
+	if err != nil || *a.Permissions != 0o2770 || *a.Owner != 0 || *a.Group != 4711 {
+		t.Errorf("access is %+v, %v", a, err)
+	}
+
+	for _, tt := range []struct {
+		pairs []string
+		want  string
+	}{
+		{[]string{paramServer, ""}, "server is required"},
+		{[]string{paramShare, ""}, "share is required"},
+		{[]string{paramShare, "srv"}, `share "srv"`},
+		{[]string{paramShare, "/srv/../etc"}, `share "/srv/../etc"`},
+		{[]string{paramServer, "nas;rm"}, `server "nas;rm"`},
+		{[]string{"sever", "nas"}, `"sever"`},
+		{[]string{paramOnDelete, "erase"}, `onDelete "erase"`},
+		{[]string{paramPermissions, "0888"}, `mountPermissions "0888"`},
+		{[]string{paramPermissions, "10000"}, `mountPermissions "10000"`},
+		{[]string{paramOwner, "root"}, `owner "root"`},
+		{[]string{paramGroup, "4294967295"}, `group "4294967295"`},
+		{[]string{paramSubDir, "../other"}, "subDir"},
+		{[]string{paramSubDir, "/etc"}, "subDir"},
+		{[]string{paramSubDir, ".csikit-nfs/volumes"}, "the driver's own"},
+		{[]string{paramSubDir, "${pvc.metadata.name}/.."}, "subDir"},
+		{[]string{paramSubDir, "${pvc.metadata.label}"}, "there is no ${pvc.metadata.label}"},
+		{[]string{paramSubDir, "${pvc.metadata.name"}, "without its }"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", ""}, "--extra-create-metadata"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", ".."}, "not a part of a path"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "a/b"}, "not a part of a path"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "${pv.metadata.name}"}, "not a part of a path"},
+		{[]string{paramSubDir, strings.Repeat("long/", 30) + "x"}, "CSI allows 128"},
+	} {
+		if r, _, err := plan("x", nil, tt.pairs...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q: %+v, %v; want an error with %q", tt.pairs, r, err, tt.want)
+		}
+	}
+}
+
+func TestMountOptions(t *testing.T) {
+	e := export{Server: "nas", Share: "/srv", Options: "vers=4.1"}
+	for _, tt := range []struct {
+		admin      []string
+		attributes string
+		want       string
+	}{
+		{nil, "", "nosuid,nodev,vers=4.1"},
+		{[]string{"hard,timeo=600", "nfsvers=4.1"}, "ro,timeo=600", "nosuid,nodev,vers=4.1,hard,timeo=600,ro"},
+		{[]string{"suid", "noexec"}, "", "nosuid,nodev,vers=4.1,suid,noexec"}, // the last one counts
+		{[]string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
+	} {
+		got, err := mountOptions(e, tt.admin, tt.attributes)
+		if err != nil || strings.Join(got, ",") != tt.want {
+			t.Errorf("%q and %q: %q, %v; want %q", tt.admin, tt.attributes, got, err, tt.want)
+		}
+	}
+	for _, tt := range []struct {
+		admin      []string
+		attributes string
+		want       string
+	}{
+		{[]string{"vers=3"}, "", "vers=4.1"},
+		{[]string{"hard"}, "soft", "hard"},
+		{[]string{"ro"}, "rw", "ro"},
+		{nil, "lock,nolock", "nolock"},
+		{[]string{"addr=10.0.0.1"}, "", "somewhere else"},
+		{[]string{"hard,mounthost=other"}, "", "somewhere else"},
+		{[]string{"source=other:/"}, "", "somewhere else"},
+		{nil, "suid", "only an administrator"},
+		{nil, "dev", "only an administrator"},
+		{nil, "bind", "only an administrator"},
+		{nil, "remount,rw", "only an administrator"},
+		{nil, "addr=10.0.0.1", "only an administrator"},
+		{nil, "context=system_u:object_r:secret:s0", "only an administrator"},
+		{nil, "fsc", "only an administrator"},
+		{nil, "timeo=6\"00", "only an administrator"},
+		{nil, "x-systemd.automount", "only an administrator"},
+	} {
+		if got, err := mountOptions(e, tt.admin, tt.attributes); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q and %q: %q, %v; want an error with %q", tt.admin, tt.attributes, got, err, tt.want)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("the value is in the error: %v", err)
+		}
+	}
+}
+
+func TestShareOf(t *testing.T) {
+	const id = "vol1#nas#/srv#pvc-1#delete"
+	for _, tt := range []struct {
+		id, server, share, subDir string
+		want                      string // source, or words of the error
+	}{
+		{id, "", "", "", "nas:/srv/pvc-1"},
+		{id, "nas", "/srv", "pvc-1", "nas:/srv/pvc-1"},
+		{"by hand", "NAS", "/srv", "", "nas:/srv"},
+		{"by hand", "nas", "/", "a/b", "nas:/a/b"},
+		{id, "nas", "/srv", "pvc-2", "says otherwise"},
+		{id, "other", "/srv", "pvc-1", "says otherwise"},
+		{"by hand", "", "", "", "in its attributes"},
+		{"by hand", "nas", "", "", "share is required"},
+		{"by hand", "nas", "/srv", "../x", "subDir"},
+		{"by hand", "nas", "/srv", "/x", "subDir"},
+		{"by hand", "nas", "/srv", ".csikit-nfs/volumes", "the driver's own"},
+		{"by hand", "nas -o suid", "/srv", "", "server"},
+	} {
+		attributes := map[string]string{paramServer: tt.server, paramShare: tt.share, paramSubDir: tt.subDir,
+			"csi.storage.k8s.io/ephemeral": "false", "storage.kubernetes.io/csiProvisionerIdentity": "x"}
+		r, err := shareOf(tt.id, attributes, nil)
+		if err == nil && r.source(r.SubDir) != tt.want || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%+v: %s, %v", tt, r.source(r.SubDir), err)
+		}
+	}
+	if _, err := shareOf(id, map[string]string{"dir": "/etc"}, nil); err == nil {
+		t.Error("an unknown attribute is passed over")
+	}
+}
+
+func TestParseExports(t *testing.T) {
+	got, err := parseExports("nas:/srv/b,port=2050 [fd00::7]:/ nas:/srv/a")
+	want := []export{{"fd00::7", "/", ""}, {"nas", "/srv/a", ""}, {"nas", "/srv/b", "port=2050"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, bad := range []string{"nas", "nas:srv", "nas:/a/../b", "nas:/a,soft", "nas:/a,port=x y", "nas:/a nas:/a,port=1", ":/a"} {
+		if got, err := parseExports(bad); err == nil {
+			t.Errorf("%q is read as %+v", bad, got)
+		}
+	}
+}
