@@ -305,7 +305,7 @@ func (s *servers) Snapshot() []serverRow {
 		srv.mu.Lock()
 		if srv.failures > 0 {
 			r.Breaker, r.Since, r.Failures, r.Error = "open", srv.since, srv.failures, srv.last.Error()
-			if srv.trying || time.Now().After(srv.rest) {
+			if srv.trying || !time.Now().Before(srv.rest) {
 				r.Breaker = "half-open"
 			}
 		}

@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+var testExport = export{Server: "nas", Share: "/srv"}
+
+func testServers() *servers {
+	s := newServers(30 * time.Second)
+	s.dial = nil
+	return s
+}
+
+func (s *servers) row(t *testing.T, name string) serverRow {
+	t.Helper()
+	for _, r := range s.Snapshot() {
+		if r.Server == name {
+			return r
+		}
+	}
+	t.Fatalf("%s is not listed", name)
+	return serverRow{}
+}
+
+// A server that hangs costs its callers their time once; then they are told at once,
+// others are not concerned, and it is used again when it answers.
+func TestBreaker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		hang := make(chan struct{})
+		hung := func(*job) (any, error) { <-hang; return "late", nil }
+		fine := func(*job) (any, error) { return "fine", nil }
+		start := time.Now()
+		_, err := s.Do(t.Context(), testExport, "create a", hung)
+		if status.Code(err) != codes.DeadlineExceeded || time.Since(start) != 30*time.Second {
+			t.Errorf("the first call: %v after %v", err, time.Since(start))
+		}
+		var parked interface{ Pending() <-chan struct{} }
+		if !errors.As(err, &parked) {
+			t.Errorf("the work goes on, and the error does not say so: %v", err)
+		}
+		start = time.Now()
+		for range 3 {
+			_, err = s.Do(t.Context(), testExport, "create b", fine)
+			if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "has not answered since") || time.Since(start) != 0 {
+				t.Errorf("while the breaker is open: %v after %v", err, time.Since(start))
+			}
+		}
+		if err := s.Allow("nas"); err == nil {
+			t.Error("statistics are asked for")
+		}
+		if v, err := s.Do(t.Context(), export{Server: "other", Share: "/"}, "create b", fine); err != nil || v != "fine" {
+			t.Errorf("another server: %v, %v", v, err)
+		}
+		if r := s.row(t, "nas"); r.Breaker != "open" || r.Failures != 1 || r.Hanging != 1 {
+			t.Errorf("row is %+v", r)
+		}
+		time.Sleep(minRest)
+		if r := s.row(t, "nas"); r.Breaker != "half-open" {
+			t.Errorf("row is %+v", r)
+		}
+		// One tries, the others are refused meanwhile.
+		trial := make(chan error)
+		go func() {
+			_, err := s.Do(t.Context(), testExport, "create c", hung)
+			trial <- err
+		}()
+		synctest.Wait()
+		if _, err := s.Do(t.Context(), testExport, "create b", fine); err == nil {
+			t.Error("two try at once")
+		}
+		<-trial
+		if r := s.row(t, "nas"); r.Breaker != "open" || r.Failures != 2 || r.Hanging != 2 {
+			t.Errorf("row is %+v", r)
+		}
+		time.Sleep(minRest)
+		if _, err := s.Do(t.Context(), testExport, "create b", fine); err == nil {
+			t.Error("the rest does not grow")
+		}
+		time.Sleep(minRest)
+		if v, err := s.Do(t.Context(), testExport, "create b", fine); err != nil || v != "fine" {
+			t.Errorf("when it answers again: %v, %v", v, err)
+		}
+		if r := s.row(t, "nas"); r.Breaker != "closed" || r.Error != "" {
+			t.Errorf("row is %+v", r)
+		}
+		close(hang)
+		synctest.Wait()
+		if jobs := s.Jobs(); len(jobs) > 0 {
+			t.Errorf("jobs stay: %+v", jobs)
+		}
+	})
+}
+
+// What hung and returns closes the breaker, though nobody waits for it any more.
+func TestBreakerClosedByLateAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		hang := make(chan struct{})
+		_, err := s.Do(t.Context(), testExport, "create", func(*job) (any, error) { <-hang; return nil, nil })
+		if err == nil || s.row(t, "nas").Breaker != "open" {
+			t.Errorf("%v, %+v", err, s.row(t, "nas"))
+		}
+		close(hang)
+		synctest.Wait()
+		if r := s.row(t, "nas"); r.Breaker != "closed" {
+			t.Errorf("row is %+v", r)
+		}
+	})
+}
+
+// A long copy is no server that hangs: its callers are told to come again when their
+// own time is over, and the retry joins it.
+func TestLongWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		runs := 0
+		long := func(j *job) (any, error) {
+			runs++
+			for range 100 {
+				time.Sleep(20 * time.Second)
+				j.Progress(1, 10)
+			}
+			return "copied", nil
+		}
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+			_, err := s.Do(ctx, testExport, "copy", long)
+			cancel()
+			if status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("after ten minutes: %v", err)
+			}
+		}
+		synctest.Wait()
+		if jobs := s.Jobs(); len(jobs) != 1 || jobs[0].Files < 89 || jobs[0].Bytes != 10*jobs[0].Files {
+			t.Errorf("jobs are %+v", jobs)
+		}
+		if r := s.row(t, "nas"); r.Breaker != "closed" || r.Hanging != 1 {
+			t.Errorf("row is %+v", r)
+		}
+		v, err := s.Do(t.Context(), testExport, "copy", long)
+		if err != nil || v != "copied" || runs != 1 {
+			t.Errorf("%v, %v after %d runs", v, err, runs)
+		}
+	})
+}
+
+// Nobody there is found out before anything is asked that the kernel would wait for.
+func TestReach(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		var asked []string
+		var answer error
+		s.dial = func(_ context.Context, address string) error {
+			asked = append(asked, address)
+			return answer
+		}
+		call := func() error {
+			_, err := s.Do(t.Context(), testExport, "x", func(*job) (any, error) { return nil, nil })
+			return err
+		}
+		if err := errors.Join(call(), call()); err != nil || len(asked) != 1 || asked[0] != "nas:2049" {
+			t.Errorf("%v, asked %v", err, asked)
+		}
+		time.Sleep(time.Minute) // it answered long ago
+		answer = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "nas:2049") || !strings.Contains(err.Error(), "refused") {
+			t.Errorf("nobody listens: %v", err)
+		}
+		if err := call(); status.Code(err) != codes.Unavailable || len(asked) != 2 {
+			t.Errorf("the breaker is not open: %v, asked %v", err, asked)
+		}
+		time.Sleep(minRest)
+		answer = nil
+		if err := call(); err != nil {
+			t.Error(err)
+		}
+	})
+	for options, want := range map[string]string{
+		"": "nas:2049", "port=2050,vers=4.2": "nas:2050", "vers=3": "nas:111", "proto=udp": "", "proto=rdma": "", "proto=tcp6": "nas:2049",
+	} {
+		if got := (export{"nas", "/", options}).address(); got != want {
+			t.Errorf("with %q: %q, want %q", options, got, want)
+		}
+	}
+}
+
+// A caller that leaves early proves nothing.
+func TestImpatientCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		hang := make(chan struct{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := s.Do(ctx, testExport, "x", func(*job) (any, error) { <-hang; return nil, nil })
+		if status.Code(err) != codes.DeadlineExceeded {
+			t.Error(err)
+		}
+		err = s.Watch(ctx, testExport, func(ctx context.Context) error { return nil })
+		if err == nil {
+			t.Error("worked after the caller's time")
+		}
+		ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err = s.Watch(ctx, testExport, func(ctx context.Context) error {
+			<-ctx.Done()
+			return status.FromContextError(ctx.Err()).Err()
+		})
+		if r := s.row(t, "nas"); r.Breaker != "closed" || status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%v, row is %+v", err, r)
+		}
+		err = s.Watch(t.Context(), testExport, func(ctx context.Context) error {
+			<-ctx.Done()
+			return status.FromContextError(ctx.Err()).Err()
+		})
+		if r := s.row(t, "nas"); r.Breaker != "open" || status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%v, row is %+v", err, r)
+		}
+		close(hang)
+		synctest.Wait()
+	})
+}
