@@ -23,7 +23,7 @@ func TestPoolKeepsItsOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if err := p.RegisterNode("node", 3); err != nil {
+	if err := p.RegisterNode("node", 3, nil); err != nil {
 		t.Fatal(err)
 	}
 	found := 0

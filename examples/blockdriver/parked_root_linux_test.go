@@ -17,12 +17,6 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// From linux/fs.h, the same on all of Go's platforms but mips and ppc64.
-const (
-	fiFreeze = 0xc0045877
-	fiThaw   = 0xc0045878
-)
-
 // The kernel does not come back from a call, here because the file system is frozen,
 // and nothing can kill it. The caller gets its answer, the volume stays locked, a pod
 // that goes can go all the same, and when the kernel is done so is the lock.
