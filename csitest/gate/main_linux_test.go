@@ -227,10 +227,10 @@ func TestSignalsReachTheTests(t *testing.T) {
 				must(t, output.Close())
 			}
 			must(t, cmd.Process.Signal(syscall.SIGTERM))
-			_, _ = io.Copy(io.Discard, output)
+			rest, _ := io.ReadAll(output)
 			err = cmd.Wait()
 			if code := cmd.ProcessState.ExitCode(); code != 128+15 {
-				t.Errorf("after SIGTERM: %v, want exit code 143", err)
+				t.Errorf("after SIGTERM: %v, want exit code 143; output:\n%s", err, rest)
 			}
 			if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
 				t.Errorf("run directory is still there: %v, %v", entries, err)
