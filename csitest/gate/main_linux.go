@@ -21,6 +21,9 @@ func run(m *testing.M) {
 		_ = os.Unsetenv(envRunDir)
 		os.Exit(runTests(m, dir, makePrivate()))
 	}
+	// Before there is anything that a signal could leave behind.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
 	dir, err := newRunDir()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "gate: make a run directory: %v\n", err)
@@ -28,8 +31,9 @@ func run(m *testing.M) {
 	}
 	var code int
 	if pid, err := startInner(dir); err == nil {
-		code = waitInner(pid)
+		code = waitInner(pid, signals)
 	} else {
+		signal.Stop(signals)
 		code = runTests(m, dir, fmt.Errorf("no private mount namespace (%w): run as root, or allow user namespaces "+
 			"(sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone)", err))
 	}
@@ -109,13 +113,13 @@ func startInner(dir string) (pid int, err error) {
 	return pid, err
 }
 
+var passedOn = []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2}
+
 // waitInner passes signals on to the tests and returns their exit status.
-func waitInner(pid int) int {
-	signals := make(chan os.Signal, 16)
+func waitInner(pid int, signals <-chan os.Signal) int {
 	// The reader of our output may be gone before us. That must not keep us from
 	// cleaning up.
 	signal.Ignore(unix.SIGPIPE)
-	signal.Notify(signals, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2)
 	var mu sync.Mutex // a signal must not hit the next process with the same id
 	running := true
 	go func() {
