@@ -78,7 +78,7 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.StringVar(&c.driverName, "driver-name", "block.csikit.dev", "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
 	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls under way may take to end after SIGTERM")
-	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz and /debug, such as 127.0.0.1:9808 (default: none)")
+	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz, /debug and /metrics, such as 127.0.0.1:9808 (default: none)")
 	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
 	fs.StringVar(&c.logFormat, "log-format", "text", "text or json")
 

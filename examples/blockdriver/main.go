@@ -61,11 +61,22 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	}
 	log := newLogger(cfg, stderr)
 	work := new(blocking.Group) // what the kernel may block: all of it is on /debug
+	tell, err := newTelemetry(ctx, cfg, getenv, log)
+	if err != nil {
+		return err
+	}
+	defer tell.stop()
+
 	locks := new(volumelock.Table)
+	if err := locks.Instrument(tell.meters); err != nil {
+		return err
+	}
 	sections := []csiserver.Section{csiserver.Rows("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
+		csiserver.WithMeterProvider(tell.meters),
+		csiserver.WithTracerProvider(tell.tracers),
 		csiserver.WithUnaryInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
 		csiserver.WithValidation(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
@@ -86,7 +97,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			return err
 		}
 		defer pools.Close()
-		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work})
+		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: tell.meters, TracerProvider: tell.tracers})
 		if err != nil {
 			return err
 		}
@@ -124,7 +135,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		return err
 	}
 	if cfg.http != "" {
-		stop, err := serveHTTP(cfg.http, server.Health(sections...), log)
+		stop, err := serveHTTP(cfg.http, tell.with(server.Health(sections...)), log)
 		if err != nil {
 			return errors.Join(err, lis.Close())
 		}
@@ -146,8 +157,8 @@ func serve(ctx context.Context, register, server func(context.Context) error) er
 	return errors.Join(err, <-registered)
 }
 
-// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
-// them.
+// serveHTTP serves /healthz, /readyz, /debug and /metrics beside CSI, which goes on
+// without them.
 func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
 	lis, err := net.Listen("tcp", address)
 	if err != nil {
