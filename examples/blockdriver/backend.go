@@ -55,6 +55,10 @@ type Backend interface {
 	// ListSnapshots is as ListVolumes, for the snapshots of one volume, or of all
 	// when sourceVolumeID is empty.
 	ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) (page []Snapshot, next string, err error)
+	// Blocks calls each for all ranges of the snapshot that hold data, or with a base
+	// for those that differ from it: in order, and from the offset from on. An error of
+	// each ends it and is returned as it is.
+	Blocks(ctx context.Context, baseID, id string, from int64, each func(at, size int64) error) error
 	// CreateGroup makes snapshots of all the volumes at one moment, or returns the
 	// group of that name. Where that moment cannot be had it is errInUse.
 	CreateGroup(ctx context.Context, s GroupSpec) (Group, error)

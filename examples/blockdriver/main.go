@@ -87,9 +87,11 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			return err
 		}
 		defer backend.Close()
-		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())), csiserver.WithGroupController(newGroupController(backend)))
+		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())),
+			csiserver.WithGroupController(newGroupController(backend)), csiserver.WithSnapshotMetadata(newSnapshotMetadata(backend)))
 	} else { // every process of a plugin reports the same
-		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE))
+		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE,
+			csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
 	}
 	if cfg.mode != "controller" {
 		pools, err := openNodePools(ctx, cfg, work, log)
