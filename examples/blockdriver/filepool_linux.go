@@ -23,6 +23,28 @@ func lockFile(f *os.File) error {
 	return err
 }
 
+// lockShared takes the shared lock on a file of the pool, which it makes if need be.
+func lockShared(p *pool, name string) (unlock func() error, err error) {
+	f, err := p.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f.Close, nil
+}
+
+// isWanted reports whether a process holds the shared lock on wantedName.
+func isWanted(p *pool) bool {
+	f, err := p.root.OpenFile(wantedName, os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return errors.Is(lockFile(f), errBusy)
+}
+
 // statfs returns the size of the pool's file system and what of it an
 // unprivileged process could still use.
 func (p *pool) statfs() (total, free int64, err error) {

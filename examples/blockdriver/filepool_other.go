@@ -22,3 +22,7 @@ func nextData(*os.File, int64) (start, end int64, err error) { return 0, 0, erro
 func allocated(*os.File) (int64, error) { return 0, errors.ErrUnsupported }
 
 func (p *pool) isReadOnly() (bool, error) { return false, errors.ErrUnsupported }
+
+func lockShared(*pool, string) (unlock func() error, err error) { return nil, errors.ErrUnsupported }
+
+func isWanted(*pool) bool { return false }

@@ -71,11 +71,12 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 	defer func() {
 		if err != nil {
 			b.stop()
+			b.uncount()
 			b.marker.Close()
 		}
 	}()
 	if err := lockFile(b.marker); errors.Is(err, errBusy) {
-		return nil, fail("open pool", p.dir, "another controller runs on this pool and holds the lock on %s; stop it first", markerName)
+		return nil, fail("open pool", p.dir, "%w: it holds the lock on %s", errHeld, markerName)
 	} else if err != nil {
 		return nil, fail("open pool", p.dir, "lock %s: %w", markerName, err)
 	}
@@ -97,6 +98,14 @@ func (b *fileBackend) count(v Volume, by int64) {
 	b.promised.Add(by * v.CapacityBytes)
 	if a := v.Attachment; a != nil {
 		b.attached.add(a.NodeID, by)
+	}
+}
+
+// uncount takes what this pool has back from what the pools share.
+func (b *fileBackend) uncount() {
+	all, _ := b.vols.page("", 0, nil)
+	for _, v := range all {
+		b.count(v, -1)
 	}
 }
 

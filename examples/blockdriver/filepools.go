@@ -116,8 +116,17 @@ func (s *poolSet[T]) holder(ctx context.Context, op, id string, has func(T) bool
 			continue
 		}
 		if err = s.openAway(ctx); err != nil {
-			err = fail(op, id, "it may be in a pool that is not there: %s", strings.ReplaceAll(err.Error(), "\n", "; "))
+			err = fail(op, id, "it may be in a pool that is not there: %s", oneLine(err))
 		}
 	}
 	return found, err
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// drop forgets a pool that was closed.
+func (s *poolSet[T]) drop(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.opened, name)
 }

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/topology"
@@ -21,6 +23,16 @@ type filePools struct {
 	*poolSet[*fileBackend]
 	names   keyLocks // of what is being created
 	freezer freezer  // nil: no node plugin in this process
+
+	// What the pools share.
+	locks    *keyLocks
+	attached *tally
+	limits   policy
+
+	calls        sync.RWMutex // held for writing while the pools are given up
+	asked        atomic.Bool  // somebody has sent us a call
+	watch        sync.WaitGroup
+	stopWatching func()
 }
 
 var _ Backend = (*filePools)(nil)
@@ -34,39 +46,62 @@ type policy struct {
 // openPools opens the pools for a controller. Close it after the last operation has
 // returned.
 func openPools(ctx context.Context, configs []poolConfig, limits policy, work *blocking.Group, log *slog.Logger) (*filePools, error) {
-	locks, attached := new(keyLocks), new(tally)
-	m := &filePools{poolSet: &poolSet[*fileBackend]{configs: configs, work: work, log: log}}
-	m.open = func(c poolConfig) (*fileBackend, error) {
-		p, err := openPool(c.Dir)
-		if err != nil {
-			return nil, err
-		}
-		p.name, p.segments = c.Name, c.Segments
-		b, err := newFileBackendOf(p, work, log, locks, attached)
-		if err != nil {
-			return nil, errors.Join(err, p.Close())
-		}
-		b.limits = limits
-		return b, nil
+	m := &filePools{
+		poolSet: &poolSet[*fileBackend]{configs: configs, work: work, log: log},
+		locks:   new(keyLocks), attached: new(tally), limits: limits,
 	}
-	if err := m.start(ctx); err != nil {
-		return nil, errors.Join(err, m.Close())
+	m.open = m.openBackendOf
+	if err := m.start(ctx); err != nil && !onlyHeld(err) {
+		return nil, errors.Join(err, m.closeAll())
+	}
+	if len(m.here()) == 0 {
+		log.Info("another controller has the pools: standing by")
 	}
 	m.dropOrphans()
+	watching, stop := context.WithCancel(context.Background())
+	m.stopWatching = stop
+	m.watch.Go(func() { m.giveUpWhenWanted(watching) })
 	return m, nil
+}
+
+// onlyHeld: nothing is wrong with the pools but that another controller has them.
+func onlyHeld(err error) bool {
+	list := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		list = joined.Unwrap()
+	}
+	return !slices.ContainsFunc(list, func(err error) bool { return !errors.Is(err, errHeld) })
 }
 
 // Close gives the pools up.
 func (m *filePools) Close() error {
-	for _, b := range m.here() { // what is under way may be about several of them
+	m.stopWatching()
+	m.watch.Wait()
+	return m.closeAll()
+}
+
+func (m *filePools) closeAll() error {
+	all := m.here()
+	for _, b := range all { // what is under way may be about several of them
 		b.stop()
 		b.jobs.close()
 	}
 	var errs []error
-	for _, b := range m.here() {
+	for _, b := range all {
+		m.drop(b.name)
+		b.uncount()
 		errs = append(errs, b.Close(), b.pool.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// all returns the backends of all pools, for what must not leave one out: a CO takes a
+// volume that is in no list for one that is gone.
+func (m *filePools) all(ctx context.Context, op string) ([]*fileBackend, error) {
+	if err := m.openAway(ctx); err != nil {
+		return nil, fail(op, "", "a pool is not there: %s", oneLine(err))
+	}
+	return m.here(), nil
 }
 
 // volume returns the backend that has the volume.
@@ -152,6 +187,9 @@ func (m *filePools) named(name string) *fileBackend {
 
 // Places has the pools that are there, in the order of the settings.
 func (m *filePools) Places(ctx context.Context) ([]topology.Candidate, error) {
+	if err := m.openAway(ctx); err != nil && len(m.here()) == 0 {
+		return nil, fail("measure what is free", "", "%s", oneLine(err))
+	}
 	var places []topology.Candidate
 	for _, b := range m.here() {
 		p, err := b.Places(ctx)
@@ -237,7 +275,11 @@ func (m *filePools) GetVolume(ctx context.Context, id string) (Volume, error) {
 }
 
 func (m *filePools) ListVolumes(ctx context.Context, after string, limit int) ([]Volume, string, error) {
-	return merge(m.here(), limit, func(b *fileBackend) ([]Volume, string, error) { return b.ListVolumes(ctx, after, limit) })
+	all, err := m.all(ctx, "list volumes")
+	if err != nil {
+		return nil, "", err
+	}
+	return merge(all, limit, func(b *fileBackend) ([]Volume, string, error) { return b.ListVolumes(ctx, after, limit) })
 }
 
 // snapshot returns the backend that has the snapshot.
@@ -290,7 +332,11 @@ func (m *filePools) GetSnapshot(ctx context.Context, id string) (Snapshot, error
 }
 
 func (m *filePools) ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) ([]Snapshot, string, error) {
-	return merge(m.here(), limit, func(b *fileBackend) ([]Snapshot, string, error) {
+	all, err := m.all(ctx, "list snapshots")
+	if err != nil {
+		return nil, "", err
+	}
+	return merge(all, limit, func(b *fileBackend) ([]Snapshot, string, error) {
 		return b.ListSnapshots(ctx, sourceVolumeID, after, limit)
 	})
 }

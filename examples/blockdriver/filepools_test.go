@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/topology"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -170,8 +171,10 @@ func TestPoolAway(t *testing.T) {
 	wantCode(t, err, codes.OK)
 	_, err = m.AttachVolume(ctx, mine, Attachment{NodeID: "n"})
 	wantCode(t, errors.Join(err, m.DetachVolume(ctx, mine, "n")), codes.OK)
-	if got, _, err := m.ListVolumes(ctx, "", 0); err != nil || len(got) != 1 || got[0].ID != mine {
-		t.Errorf("list: %+v, %v", got, err)
+	_, _, err = m.ListVolumes(ctx, "", 0) // what is in no list is gone, for a CO
+	wantCode(t, err, codes.Unavailable, "pool b1")
+	if places, err := m.Places(ctx); err != nil || len(places) != 2 {
+		t.Errorf("places: %v, %v", places, err)
 	}
 
 	if err := errors.Join(os.Remove(mountPoint), os.Rename(unmounted, mountPoint)); err != nil {
@@ -314,6 +317,79 @@ func TestListAcrossPools(t *testing.T) {
 	}
 	_, _, err := m.ListVolumes(ctx, "7", 7)
 	wantCode(t, err, codes.Aborted)
+}
+
+// Two controllers on the same pools: who is asked has them, and what is promised,
+// counted and half copied goes along.
+func TestHandover(t *testing.T) {
+	dir := t.TempDir()
+	one := openTestPools(t, dir, nil)
+	two := openTestPools(t, dir, nil) // stands by, and takes nothing from the other
+	if len(one.here()) != 3 || len(two.here()) != 0 {
+		t.Fatalf("the first has %d pools, the second %d", len(one.here()), len(two.here()))
+	}
+	ctx := t.Context()
+	register := func(m *filePools) {
+		for _, b := range m.here() {
+			if err := b.RegisterNode("n", 3, topology.Segments{testZone: "a"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	register(one)
+	call := func(m *filePools, method string, do func() error) error {
+		_, err := m.UnaryServerInterceptor(ctx, nil, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return nil, do() })
+		return err
+	}
+	for i, m := range []*filePools{one, two, two, one, two} {
+		err := call(m, csi.Controller_CreateVolume_FullMethodName, func() error {
+			v, err := m.CreateVolume(ctx, in(fmt.Sprint(i), zone("a")))
+			if err == nil && i < 3 {
+				_, err = m.AttachVolume(ctx, v.ID, Attachment{NodeID: "n"})
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatalf("%d: %v", i, err)
+		}
+	}
+	all, _, err := two.ListVolumes(ctx, "", 0)
+	if err != nil || len(all) != 5 {
+		t.Errorf("%d volumes, %v", len(all), err)
+	}
+	_, err = two.AttachVolume(ctx, volumeID("3"), Attachment{NodeID: "n"})
+	wantCode(t, err, codes.ResourceExhausted, "has 3 volumes")
+	if n := one.attached.count("n"); n != 0 || len(one.here()) != 0 {
+		t.Errorf("the first one still counts %d volumes, in %d pools", n, len(one.here()))
+	}
+
+	// It is not taken away during a call.
+	began, goOn := make(chan bool), make(chan bool)
+	done := make(chan error)
+	go func() {
+		done <- call(two, csi.Controller_CreateVolume_FullMethodName, func() error {
+			began <- true
+			<-goOn
+			_, err := two.CreateVolume(ctx, in("last", zone("a")))
+			return err
+		})
+	}()
+	<-began
+	got := make(chan error)
+	go func() {
+		got <- call(one, csi.Controller_ListVolumes_FullMethodName, func() error {
+			_, err := one.GetVolume(ctx, volumeID("last"))
+			return err
+		})
+	}()
+	close(goOn)
+	if err := errors.Join(<-done, <-got); err != nil {
+		t.Error(err)
+	}
+	// What a standby answers without the pools takes them from nobody.
+	if err := call(two, csi.Controller_ControllerGetCapabilities_FullMethodName, func() error { return nil }); err != nil || len(one.here()) != 3 {
+		t.Errorf("%v; the first has %d pools", err, len(one.here()))
+	}
 }
 
 func TestOvercommit(t *testing.T) {

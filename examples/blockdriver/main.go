@@ -87,6 +87,8 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			return err
 		}
 		defer backend.Close()
+		opts = append(opts,
+			csiserver.WithUnaryInterceptors(backend.UnaryServerInterceptor), csiserver.WithStreamInterceptors(backend.StreamServerInterceptor))
 		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())),
 			csiserver.WithGroupController(newGroupController(backend)), csiserver.WithSnapshotMetadata(newSnapshotMetadata(backend)))
 	} else { // every process of a plugin reports the same
