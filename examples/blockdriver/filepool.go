@@ -77,10 +77,50 @@ type nodeRecord struct {
 	Topology   topology.Segments `json:"topology,omitempty"`
 }
 
-// openPool opens the pool in dir. A missing or empty directory becomes a pool;
-// any other directory without the marker is refused, because a wrong path must
-// not end with the driver deleting somebody's files.
-func openPool(dir string) (_ *pool, err error) {
+// openPool opens the pool in dir. A missing directory becomes a pool, in a directory
+// that is there. One that is there and has no marker is refused, also when it is
+// empty: so is the mount point of a pool that is not mounted, and a new pool in its
+// place would know none of the volumes, and let the CO believe that they are gone. A
+// wrong path must not end with the driver deleting somebody's files either.
+func openPool(dir string) (*pool, error) {
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := makePool(dir); err != nil {
+			return nil, fail("make pool", dir, "%w", err)
+		}
+	}
+	return openPoolIn(dir, false)
+}
+
+// makePool makes the directory with its marker in it, or finds that another process
+// has: a kill leaves no empty directory.
+func makePool(dir string) (err error) {
+	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"."+rand.Text()+extTemp)
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return err
+	}
+	defer os.Remove(tmp)
+	root, err := os.OpenRoot(tmp)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if err := (&pool{dir: tmp, root: root}).createMarker(); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, dir); err == nil {
+		return nil
+	}
+	err = root.Remove(markerName)
+	if _, there := os.Lstat(dir); there != nil {
+		return errors.Join(there, err)
+	}
+	return err
+}
+
+// initPool is openPool for an empty directory as well.
+func initPool(dir string) (*pool, error) { return openPoolIn(dir, true) }
+
+func openPoolIn(dir string, create bool) (_ *pool, err error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fail("open pool", dir, "%w", err)
@@ -91,13 +131,15 @@ func openPool(dir string) (_ *pool, err error) {
 			p.Close()
 		}
 	}()
-	if err := os.MkdirAll(abs, 0o700); err != nil {
-		return nil, fail("open pool", abs, "%w", err)
+	if create {
+		if err := os.Mkdir(abs, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fail("open pool", abs, "%w", err)
+		}
 	}
 	if p.root, err = os.OpenRoot(abs); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
-	if err := p.checkMarker(); err != nil {
+	if err := p.checkMarker(create); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
 	if p.volumes, err = p.openDir("volumes"); err != nil {
@@ -141,7 +183,7 @@ func (p *pool) Close() error {
 	return errors.Join(errs...)
 }
 
-func (p *pool) checkMarker() error {
+func (p *pool) checkMarker(create bool) error {
 	err := p.readMarker()
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -150,12 +192,15 @@ func (p *pool) checkMarker() error {
 	if err != nil {
 		return err
 	}
-	if stranger == "" {
+	if stranger == "" && create {
 		return p.createMarker()
 	}
 	// Another process may have made the marker, and more, since we looked.
 	if err := p.readMarker(); !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if stranger == "" {
+		return fmt.Errorf("the directory is empty: mount the pool's file system there; or, if this is to be a new pool, run blockdriver init -pool %s", p.dir)
 	}
 	return fmt.Errorf("the directory has no %s and is not empty (it holds %q); use an empty directory, or mount the pool's file system there", markerName, stranger)
 }

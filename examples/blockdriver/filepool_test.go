@@ -40,7 +40,7 @@ func needLinux(t *testing.T) {
 func openBackend(t *testing.T, dir string, log *slog.Logger) *fileBackend {
 	t.Helper()
 	needLinux(t)
-	p, err := openPool(dir)
+	p, err := initPool(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,12 +154,12 @@ func TestOpenPool(t *testing.T) {
 		wantErr string
 	}{
 		{"missing", func(*testing.T, string) {}, ""},
-		{"empty", func(t *testing.T, dir string) { os.Mkdir(dir, 0o700) }, ""},
-		{"fresh file system", func(t *testing.T, dir string) { os.MkdirAll(dir+"/lost+found", 0o700) }, ""},
+		{"unmounted", func(t *testing.T, dir string) { os.Mkdir(dir, 0o700) }, "blockdriver init -pool"},
+		{"fresh file system", func(t *testing.T, dir string) { os.MkdirAll(dir+"/lost+found", 0o700) }, "blockdriver init -pool"},
 		{"killed while the marker was written", func(t *testing.T, dir string) {
 			os.Mkdir(dir, 0o700)
 			write(t, dir+"/.csikit-pool.XYZ.tmp", `{"for`)
-		}, ""},
+		}, "blockdriver init -pool"},
 		{"killed after the marker was made", func(t *testing.T, dir string) {
 			os.Mkdir(dir, 0o700)
 			write(t, dir+"/.csikit-pool", `{"format":"csikit-pool","version":1}`)
@@ -190,7 +190,14 @@ func TestOpenPool(t *testing.T) {
 				if _, err := os.Stat(dir + "/volumes"); err == nil {
 					t.Error("refused, and yet something was made in it")
 				}
-				return
+				if !strings.Contains(test.wantErr, "init") {
+					return
+				}
+				if p, err = initPool(dir); err != nil {
+					t.Fatal(err)
+				}
+				p.Close()
+				p, err = openPool(dir)
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -249,7 +256,7 @@ func TestControllerLock(t *testing.T) {
 
 func TestRegisterNode(t *testing.T) {
 	dir := t.TempDir()
-	p, err := openPool(dir)
+	p, err := initPool(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1052,7 +1059,7 @@ func TestFaultsAtStart(t *testing.T) {
 		}
 		closeBackend(t, b)
 
-		p, err := openPool(dir)
+		p, err := initPool(dir)
 		if err != nil {
 			t.Fatal(err)
 		}

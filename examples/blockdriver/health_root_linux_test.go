@@ -151,7 +151,7 @@ func TestNodeHealth(t *testing.T) {
 func TestReadOnlyPool(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	mountPool(t, dir, "xfs")
-	p, err := openPool(dir)
+	p, err := initPool(dir)
 	must(t, err)
 	defer p.Close()
 	if got := p.checkPool(5); len(got) > 0 {

@@ -40,6 +40,9 @@ func main() {
 	if errors.Is(err, flag.ErrHelp) {
 		return
 	}
+	if errors.Is(err, errProblems) {
+		os.Exit(1)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "blockdriver:", err)
 		os.Exit(1)
@@ -48,6 +51,9 @@ func main() {
 
 // run serves until ctx ends.
 func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) error {
+	if ok, err := runCommand(args, getenv, stdout); ok {
+		return err
+	}
 	return runLocked(ctx, args, getenv, stdout, stderr, volumelock.UnaryServerInterceptor)
 }
 

@@ -35,6 +35,9 @@ func mountPool(t *testing.T, dir, fsType string) {
 	}
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, unix.Mount(dev.Path, dir, fsType, 0, ""))
+	p, err := initPool(dir)
+	must(t, err)
+	must(t, p.Close())
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 }
 

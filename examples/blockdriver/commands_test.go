@@ -1,0 +1,151 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func command(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	ok, err := runCommand(args, func(string) string { return "" }, &out)
+	if !ok {
+		t.Fatalf("%v is no command", args)
+	}
+	return out.String(), err
+}
+
+// tree lists the files below dir with their sizes.
+func tree(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil && !strings.Contains(path, markerName+".") {
+			b.WriteString(strings.TrimPrefix(path, dir) + " " + info.ModTime().String() + "\n")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestFsck(t *testing.T) {
+	needLinux(t)
+	dir := filepath.Join(t.TempDir(), "pool")
+	b := openBackend(t, dir, nil)
+	b.reflink = false
+	v := func(name string) string { return filepath.Join(dir, "volumes", volumeID(name)) }
+	for _, name := range []string{"sound", "noimage", "damaged", "grown", "deleting", "marked", "lost", "uncommitted", "attached"} {
+		filled(t, b, name)
+	}
+	mustRegister(t, b.pool, "n")
+	if _, err := b.AttachVolume(t.Context(), volumeID("attached"), Attachment{NodeID: "n"}); err != nil {
+		t.Fatal(err)
+	}
+	mustSnap(t, b, "s", volumeID("sound"))
+	if out, err := command(t, "fsck", "-pool", dir); err != nil || !strings.Contains(out, "nothing is wrong") {
+		t.Fatalf("a sound pool: %v\n%s", err, out)
+	}
+	if _, err := command(t, "fsck", "-repair", "-pool", dir); err == nil || !strings.Contains(err.Error(), "another controller has the pool") {
+		t.Fatalf("while a controller runs: %v", err)
+	}
+	closeBackend(t, b)
+	write(t, v("sound")+".json.tmp", "{")
+	write(t, v("damaged")+extMetadata, "{")
+	write(t, v("marked")+extDeleting, "")
+	write(t, v("copied")+extCopying, `{"version":1,"source":"volumes/x"}`)
+	write(t, v("copied")+extImage, "half")
+	write(t, filepath.Join(dir, "volumes", "notes.txt"), "")
+	write(t, filepath.Join(dir, "groups", groupID("g")+extFrozen), `{"version":1,"node_id":"n"}`)
+	write(t, v("blank")+extImage, "")
+	orphan := `{"version":1,"id":"` + snapshotID("o") + `","size_bytes":4,"access_type":"ext4","created_at":"2026-01-01T00:00:00Z","group_id":"` + groupID("never") + `"}`
+	write(t, filepath.Join(dir, "snapshots", snapshotID("o")+extMetadata), orphan)
+	write(t, filepath.Join(dir, "snapshots", snapshotID("o")+extImage), "data")
+	if err := errors.Join(
+		os.Remove(v("noimage")+extImage),
+		os.Truncate(v("grown")+extImage, 2*gib),
+		os.Rename(v("deleting")+extMetadata, v("deleting")+extDeleting),
+		os.Remove(v("lost")+extMetadata),
+		os.Remove(v("uncommitted")+extMetadata), os.Truncate(v("uncommitted")+extImage, 0), os.Truncate(v("uncommitted")+extImage, gib),
+		os.Remove(filepath.Join(dir, "nodes", "n.json")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	stay := []string{
+		"is missing", "metadata damaged", "not a file of the driver's", "left frozen", "holds data, and its metadata is missing", `node "n", which nobody knows`,
+	}
+	mend := []string{
+		"a write was cut off", "a deletion that has ended", "a deletion was cut off", "a copy was cut off", "an expansion from 1073741824 to 2147483648",
+		"a creation was cut off", "which was never finished",
+	}
+	before := tree(t, dir)
+	out, err := command(t, "fsck", "-pool", dir)
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "14 problems, 8 of which") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, text := range append(stay, mend...) {
+		if !strings.Contains(out, text) {
+			t.Errorf("nothing about %q", text)
+		}
+	}
+	if after := tree(t, dir); after != before {
+		t.Errorf("something was changed:\n%s\nbefore:\n%s", after, before)
+	}
+	out, err = command(t, "fsck", "-repair", "-pool", dir)
+	if !errors.Is(err, errProblems) || strings.Count(out, "done: ") != 8 || !strings.Contains(out, "6 problems, 0 of which") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	out, err = command(t, "fsck", "-pool", dir)
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "6 problems, 0 of which") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	for _, text := range stay {
+		if !strings.Contains(out, text) {
+			t.Errorf("nothing about %q any more", text)
+		}
+	}
+	b = openBackend(t, dir, nil)
+	for name, size := range map[string]int64{"sound": gib, "grown": 2 * gib, "marked": gib, "lost": gib} {
+		wantFilled(t, b, volumeID(name), name, size)
+	}
+	wantFilled(t, b, snapshotID("s"), "sound", gib)
+}
+
+func TestInit(t *testing.T) {
+	dir := t.TempDir()
+	empty, used := filepath.Join(dir, "empty"), filepath.Join(dir, "used")
+	for _, d := range []string{empty, used} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, filepath.Join(used, "thesis.txt"), "")
+	for range 2 {
+		if out, err := command(t, "init", "-pool", "a="+empty); err != nil || !strings.Contains(out, empty+" is a pool") {
+			t.Errorf("%s, %v", out, err)
+		}
+	}
+	if _, err := command(t, "init", "-pool", used); err == nil || !strings.Contains(err.Error(), "thesis.txt") {
+		t.Error(err)
+	}
+	for _, args := range [][]string{{"init"}, {"fsck", "x"}, {"init", "-repair"}, {"fsck", "-pool", "rel"}, {"fsck", "-pool", used}} {
+		if _, err := command(t, args...); err == nil || errors.Is(err, errProblems) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+	if out, err := command(t, "fsck", "-h"); !errors.Is(err, flag.ErrHelp) || !strings.Contains(out, "-repair") {
+		t.Errorf("%s, %v", out, err)
+	}
+}
