@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/csikit/csikit/blocking"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -181,6 +182,10 @@ func (e *backendError) Unwrap() error { return e.Err }
 // it may have struck after the change became visible, and the CO takes INTERNAL as
 // proof that nothing happened and forgets the volume.
 func (e *backendError) GRPCStatus() *status.Status {
+	var pending *blocking.PendingError
+	if errors.As(e.Err, &pending) { // whatever ended the wait: the work goes on
+		return status.New(codes.DeadlineExceeded, e.Error())
+	}
 	for _, c := range codeOf {
 		if errors.Is(e.Err, c.kind) {
 			return status.New(c.code, e.Error())

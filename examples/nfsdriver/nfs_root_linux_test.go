@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/csitest/nfsd"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// These tests need the kernel's NFS server; make test-vm has it.
+
+const writable = "rw,no_root_squash"
+
+// startNFS serves the driver in this process.
+func startNFS(t *testing.T, args ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	args = append([]string{"-endpoint", endpoint, "-node-id", "node", "-mount-dir", filepath.Join(dir, "mnt"),
+		"-drain-timeout", "1s"}, args...)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t}) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for _, m := range mountsBelow(t, dir) {
+			t.Errorf("%s is still mounted", m)
+			unix.Unmount(m, unix.MNT_FORCE|unix.MNT_DETACH)
+		}
+	})
+	return endpoint
+}
+
+// quick makes a server that does not answer for six seconds one that is gone.
+var quick = []string{"-server-timeout", "6s"}
+
+func classOf(s *nfsd.Server, share string) map[string]string {
+	return map[string]string{paramServer: s.Addr(), paramShare: "/" + share}
+}
+
+// graceful waits until the server takes requests: after its start NFSv4 clients may
+// only claim what they had.
+func (c *co) graceful() {
+	c.t.Helper()
+	must(c.t, again(func() error {
+		v, err := c.create("grace")
+		if err != nil {
+			return err
+		}
+		return c.delete(v.GetVolumeId())
+	}))
+}
+
+func TestNFSSanity(t *testing.T) {
+	s := nfsd.Start(t)
+	source := s.Export("share", writable)
+	endpoint := startNFS(t, "-exports", source)
+	newCO(t, endpoint, classOf(s, "share")).graceful()
+	runSanity(t, endpoint, s.Addr(), "/share")
+	wantShare(t, s.Dir("share"))
+}
+
+// A tree with every kind of file survives a snapshot and its restore, and a clone.
+func TestNFSTree(t *testing.T) {
+	for _, version := range []string{"4.2", "4.0", "3"} {
+		t.Run(version, func(t *testing.T) {
+			s := nfsd.Start(t)
+			s.Export("share", writable)
+			c := newCO(t, startNFS(t), classOf(s, "share"))
+			c.flags = []string{"nolock,vers=" + version}
+			v := c.mustCreate("pvc-1")
+			must(t, c.publish(v, "a"))
+			t.Logf("the tree has %s", strings.Join(makeTree(t, s.Dir("share/pvc-1"), 100), ", "))
+			want := describe(t, s.Dir("share/pvc-1"))
+			id, err := c.snapshot("snap", v.GetVolumeId())
+			must(t, err)
+			must(t, os.WriteFile(filepath.Join(c.target("a"), "plain"), []byte("changed since"), 0))
+			restored := c.mustCreate("pvc-2", "snapshot", id)
+			compareTrees(t, describe(t, s.Dir("share/pvc-2")), want)
+			clone := c.mustCreate("pvc-3", "volume", restored.GetVolumeId())
+			compareTrees(t, describe(t, s.Dir("share/pvc-3")), want)
+			must(t, c.publish(restored, "b"))
+			if data, err := os.ReadFile(filepath.Join(c.target("b"), "plain")); err != nil || string(data) != "precious" {
+				t.Errorf("the pod reads %q (%v)", data, err)
+			}
+			must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(restored, "b"), c.deleteSnapshot(id)))
+			must(t, errors.Join(c.delete(v.GetVolumeId()), c.delete(restored.GetVolumeId()), c.delete(clone.GetVolumeId())))
+			wantShare(t, s.Dir("share"))
+		})
+	}
+}
+
+func TestNFSBadInput(t *testing.T) {
+	s := nfsd.Start(t)
+	s.Export("share", writable)
+	s.Export("readonly", "ro,no_root_squash")
+	s.Export("squashed", "rw,root_squash")
+	c := newCO(t, startNFS(t), classOf(s, "share"))
+	c.graceful()
+	for _, tt := range []struct {
+		name, server, share string
+		code                codes.Code
+		words               string
+	}{
+		{"unreachable", "198.18.255.254", "/share", codes.Unavailable, "198.18.255.254:2049"},
+		{"nobody listens", "127.0.0.1", "/share", codes.Unavailable, "refused"},
+		{"no such host", "nas.invalid", "/share", codes.Unavailable, "nas.invalid"},
+		{"unknown export", s.Addr(), "/other", codes.FailedPrecondition, "mount.nfs"},
+		{"read-only", s.Addr(), "/readonly", codes.FailedPrecondition, "export it read-write"},
+		{"not for root", s.Addr(), "/squashed", codes.FailedPrecondition, "no_root_squash"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			start := time.Now()
+			v, err := c.create("pvc "+tt.name, paramServer, tt.server, paramShare, tt.share)
+			t.Logf("answered after %v: %v %v", time.Since(start).Round(time.Millisecond), v, err)
+			refused(t, err, tt.code, tt.words)
+		})
+	}
+	t.Run("full", func(t *testing.T) {
+		v := c.mustCreate("full")
+		must(t, c.publish(v, "a"))
+		fill(t, filepath.Join(c.target("a"), "fill"))
+		_, err := c.snapshot("too much", v.GetVolumeId())
+		refused(t, err, codes.ResourceExhausted, "no space")
+		must(t, os.Remove(filepath.Join(c.target("a"), "fill")))
+		must(t, c.unpublish(v, "a"))
+		must(t, c.delete(v.GetVolumeId()))
+	})
+	wantShare(t, s.Dir("share"))
+}
+
+func fill(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.Create(name)
+	must(t, err)
+	defer f.Close()
+	buf := make([]byte, 1<<20)
+	for err == nil {
+		_, err = f.Write(buf)
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// What a server that is gone costs: callers of its volumes some seconds, others
+// nothing, and nothing is left when it is back.
+func TestNFSFaults(t *testing.T) {
+	gate.Tools(t, "pgrep")
+	type fault struct {
+		name       string
+		begin, end func(s *nfsd.Server)
+	}
+	for _, f := range []fault{
+		{"nfsd stopped", (*nfsd.Server).Stop, (*nfsd.Server).Start},
+		{"network drops", (*nfsd.Server).Drop, (*nfsd.Server).Mend},
+		{"interface down", (*nfsd.Server).Unplug, (*nfsd.Server).Mend},
+		{"export withdrawn", func(s *nfsd.Server) { s.Withdraw("share") }, func(s *nfsd.Server) { s.Export("share", writable) }},
+		{"another file system", (*nfsd.Server).Replace, func(*nfsd.Server) {}},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			s, healthy := nfsd.Start(t), nfsd.Start(t)
+			s.Export("share", writable)
+			healthy.Export("share", writable)
+			endpoint := startNFS(t, quick...)
+			c := newCO(t, endpoint, classOf(s, "share"))
+			other := newCO(t, endpoint, classOf(healthy, "share"))
+			timed := func(what string, do func() error) (time.Duration, error) {
+				start := time.Now()
+				err := do()
+				took := time.Since(start)
+				text := "ok"
+				if err != nil {
+					text = err.Error()
+				}
+				t.Logf("%-22s %-32s %8.3f s  %.160s", f.name, what, took.Seconds(), text)
+				return took, err
+			}
+			bounded := func(what string, do func() error) {
+				t.Helper()
+				if took, err := timed(what, do); took > 25*time.Second {
+					t.Errorf("%s took %v: %v", what, took, err)
+				}
+			}
+			c.graceful()
+			other.graceful()
+			v, w, u := c.mustCreate("pvc-1"), c.mustCreate("pvc-2"), other.mustCreate("pvc-1")
+			must(t, errors.Join(c.publish(v, "a"), c.publish(v, "b"), c.stats(v, "a"), other.publish(u, "a")))
+			must(t, os.WriteFile(filepath.Join(c.target("a"), "file"), []byte("data"), 0o600))
+
+			f.begin(s)
+			create := func() error { _, err := c.create("pvc-3"); return err }
+			bounded("stats", func() error { return c.stats(v, "a") })
+			bounded("stats again", func() error { return c.stats(v, "b") })
+			bounded("create", create)
+			bounded("create again", create)
+			bounded("publish", func() error { return c.publish(w, "c") })
+			bounded("publish what is published", func() error { return c.publish(v, "a") })
+			bounded("delete", func() error { return c.delete(w.GetVolumeId()) })
+			for what, do := range map[string]func() error{
+				"another server: create":  func() error { _, err := other.create("pvc-9"); return err },
+				"another server: publish": func() error { return other.publish(u, "b") },
+				"another server: stats":   func() error { return other.stats(u, "a") },
+			} {
+				if took, err := timed(what, do); err != nil || took > 5*time.Second {
+					t.Errorf("%s: %v after %v", what, err, took)
+				}
+			}
+			bounded("unpublish", func() error { return c.unpublish(v, "b") })
+			c.gone("b")
+
+			f.end(s)
+			timed("back: create", func() error { return again(create) })
+			if f.name == "another file system" {
+				timed("back: publish", func() error { return again(func() error { return c.publish(w, "c") }) })
+				must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(w, "c"), c.unpublish(v, "c")))
+			} else {
+				_, err := timed("back: publish", func() error { return again(func() error { return c.publish(v, "c") }) })
+				must(t, err)
+				data, err := os.ReadFile(filepath.Join(c.target("c"), "file"))
+				if err != nil || string(data) != "data" {
+					t.Errorf("the pod reads %q (%v)", data, err)
+				}
+				must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "c")))
+				if err := again(func() error { return c.unpublish(w, "c") }); err != nil {
+					t.Error(err)
+				}
+			}
+			for _, id := range []string{v.GetVolumeId(), w.GetVolumeId()} {
+				must(t, again(func() error { return c.delete(id) }))
+			}
+			r, err := c.create("pvc-3")
+			must(t, err)
+			must(t, c.delete(r.GetVolumeId()))
+			wantShare(t, s.Dir("share"))
+			must(t, errors.Join(other.unpublish(u, "a"), other.unpublish(u, "b")))
+			if m := mountsBelow(t, c.pods); len(m) > 0 {
+				t.Errorf("mounts are left: %v", m)
+			}
+		})
+	}
+}
