@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -99,7 +100,9 @@ func (c *co) create(name string, pairs ...string) (*csi.Volume, error) {
 		case "volume":
 			req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: value}}}
 		case "size":
-			req.CapacityRange = &csi.CapacityRange{RequiredBytes: int64(len(value))}
+			bytes, err := strconv.ParseInt(value, 10, 64)
+			must(c.t, err)
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: bytes}
 		default:
 			req.Parameters[key] = value
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -227,7 +228,7 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }() // a network file system may tell only now that it is full
-	if err := c.data(to, from, st.Size); err != nil {
+	if err := c.data(to, from, st.Size, st.Blocks*512 < st.Size); err != nil {
 		return err
 	}
 	if err := c.attributes(fdNode(to), fdNode(from), st); err != nil {
@@ -242,8 +243,8 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 // chunk is how much is copied between two signs of life.
 const chunk = 64 << 20
 
-// data copies what is no hole. Where holes cannot be told, all of it is data.
-func (c *treeCopy) data(to, from *os.File, size int64) error {
+// data copies what is no hole.
+func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 	for at := int64(0); at < size; {
 		begin, err := from.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -254,6 +255,9 @@ func (c *treeCopy) data(to, from *os.File, size int64) error {
 			begin = at
 		} else if hole, err := from.Seek(begin, unix.SEEK_HOLE); err == nil {
 			end = min(hole, size)
+		}
+		if begin == 0 && end == size && holes { // the file system does not tell where
+			return c.nonzero(to, from, size)
 		}
 		if _, err := from.Seek(begin, io.SeekStart); err != nil {
 			return err
@@ -271,6 +275,34 @@ func (c *treeCopy) data(to, from *os.File, size int64) error {
 			if err != nil {
 				return err
 			}
+		}
+	}
+	return to.Truncate(size)
+}
+
+// nonzero copies a file with holes from a file system that cannot tell where they are,
+// such as NFS before 4.2: zeros are not written.
+func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
+	const page = 4096
+	zeros, buf := make([]byte, page), make([]byte, 1<<20)
+	for at := int64(0); at < size; {
+		n, err := from.ReadAt(buf[:min(int64(len(buf)), size-at)], at)
+		for i := 0; i < n; i += page {
+			block := buf[i:min(i+page, n)]
+			if bytes.Equal(block, zeros[:len(block)]) {
+				continue
+			}
+			if _, err := to.WriteAt(block, at+int64(i)); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		c.progress(0, int64(n))
+		if errors.Is(err, io.EOF) {
+			return to.Truncate(at) // it became shorter meanwhile
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return to.Truncate(size)

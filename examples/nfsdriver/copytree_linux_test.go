@@ -24,7 +24,7 @@ import (
 // of it.
 func TestCopyTree(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
-	kinds := makeTree(t, src, 2000)
+	kinds := makeTree(t, src, 2000, 1<<32)
 	t.Logf("the tree has %s", strings.Join(kinds, ", "))
 	want := describe(t, src)
 	must(t, copyDir(dst, src, func(int64, int64) {}))
@@ -39,7 +39,7 @@ func TestCopyTree(t *testing.T) {
 // meanwhile.
 func TestCopyTreeResumed(t *testing.T) {
 	src := t.TempDir()
-	makeTree(t, src, 3)
+	makeTree(t, src, 3, 1<<32)
 	steps := 0
 	must(t, copyDir(t.TempDir(), src, func(int64, int64) { steps++ }))
 	for n := range steps {
@@ -79,7 +79,7 @@ func TestCopyTreeResumed(t *testing.T) {
 // What is complete is not copied again.
 func TestCopyTreeRepeated(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
-	makeTree(t, src, 3)
+	makeTree(t, src, 3, 1<<32)
 	must(t, copyDir(dst, src, func(int64, int64) {}))
 	must(t, copyDir(dst, src, func(_, bytes int64) {
 		if bytes > 0 {
@@ -125,7 +125,7 @@ func cutOff(dst, src string, n int) {
 }
 
 // makeTree makes a file of every kind that it may make, and says which.
-func makeTree(t *testing.T, dir string, many int) (kinds []string) {
+func makeTree(t *testing.T, dir string, many int, sparseSize int64) (kinds []string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	write := func(name string, mode fs.FileMode, data string) {
@@ -169,9 +169,9 @@ func makeTree(t *testing.T, dir string, many int) (kinds []string) {
 	must(t, err)
 	_, err = sparse.WriteAt(random[:10], 9<<20)
 	must(t, err)
-	must(t, sparse.Truncate(1<<32))
+	must(t, sparse.Truncate(sparseSize))
 	must(t, sparse.Close())
-	must(t, os.Truncate(in("empty-file"), 1<<30))
+	must(t, os.Truncate(in("empty-file"), sparseSize/4))
 	kinds = append(kinds, "holes")
 
 	must(t, os.Symlink("plain", in("link")))

@@ -81,7 +81,7 @@ func TestNFSTree(t *testing.T) {
 			c.flags = []string{"nolock,vers=" + version}
 			v := c.mustCreate("pvc-1")
 			must(t, c.publish(v, "a"))
-			t.Logf("the tree has %s", strings.Join(makeTree(t, s.Dir("share/pvc-1"), 100), ", "))
+			t.Logf("the tree has %s", strings.Join(makeTree(t, c.target("a"), 100, 32<<20), ", "))
 			want := describe(t, s.Dir("share/pvc-1"))
 			id, err := c.snapshot("snap", v.GetVolumeId())
 			must(t, err)

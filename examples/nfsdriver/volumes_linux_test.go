@@ -1,0 +1,466 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+// newController is a controller on a directory, without a server around it, for calls by
+// c. It needs no privilege.
+func newLocalController(t *testing.T, known ...export) (c *co, share string) {
+	t.Helper()
+	dir := t.TempDir()
+	share = filepath.Join(dir, "srv")
+	must(t, os.Mkdir(share, 0o755))
+	must(t, os.Mkdir(filepath.Join(dir, "other"), 0o755))
+	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
+	exports := newExports(localDirs(dir), 0, log)
+	t.Cleanup(exports.Close)
+	b := newDirBackend(testServers(), exports, known, log)
+	t.Cleanup(func() { // what runs in the background uses the directory
+		b.Close()
+		for b.cleans() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+	c = &co{t: t, class: map[string]string{paramServer: "nas", paramShare: "/srv"}, controller: direct{to: newController(b, known != nil)}, patience: time.Minute}
+	return c, share
+}
+
+func (b *dirBackend) cleans() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.cleaning)
+}
+
+func wantMode(t *testing.T, path string, mode fs.FileMode) {
+	t.Helper()
+	info, err := os.Lstat(path)
+	must(t, err)
+	if info.Mode() != mode {
+		t.Errorf("%s has mode %v, want %v", path, info.Mode(), mode)
+	}
+}
+
+func TestCreateVolume(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	wantMode(t, filepath.Join(share, "pvc-1"), fs.ModeDir|0o777)
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+	if again := c.mustCreate("pvc-1"); again.GetVolumeId() != v.GetVolumeId() {
+		t.Errorf("created again it is %v, not %v", again, v)
+	}
+	group := fmt.Sprint(os.Getgid())
+	c.mustCreate("pvc-2", paramSubDir, "team/${pv.metadata.name}", "csi.storage.k8s.io/pv/name", "pvc-2", paramPermissions, "2750", paramGroup, group)
+	wantMode(t, filepath.Join(share, "team", "pvc-2"), fs.ModeDir|fs.ModeSetgid|0o750)
+	wantMode(t, filepath.Join(share, storeName), fs.ModeDir|0o700)
+
+	for _, tt := range []struct {
+		name  string
+		pairs []string
+		words string
+	}{
+		{"pvc-1", []string{paramOnDelete, "retain"}, `ID`},
+		{"pvc-1", []string{paramPermissions, "0700"}, "mountPermissions"},
+		{"pvc-1", []string{paramSubDir, "elsewhere"}, `parameters["subDir"]`},
+		{"pvc-1", []string{"volume", v.GetVolumeId()}, "source"},
+		{"pvc-3", []string{paramSubDir, "pvc-1"}, `name: volume has "pvc-1"`},
+		{"pvc-3", []string{paramSubDir, "pvc-1/inside"}, "inside of volume"},
+		{"pvc-3", []string{paramSubDir, "team"}, "not a volume of this driver"},
+		{"pvc-3", []string{paramSubDir, "team/pvc-2", paramOnDelete, "retain"}, "name"},
+	} {
+		_, err := c.create(tt.name, tt.pairs...)
+		refused(t, err, codes.AlreadyExists, tt.words)
+	}
+	_, err := c.create("pvc-3", "volume", "vol1#nas#/srv#none#delete")
+	refused(t, err, codes.NotFound, "none")
+	_, err = c.create("pvc-3", "volume", "vol1#other#/srv#pvc-1#delete")
+	refused(t, err, codes.InvalidArgument, "copies on one server")
+	_, err = c.create("pvc-3", paramShare, "/no-such-share")
+	refused(t, err, codes.FailedPrecondition, "/no-such-share")
+	wantShare(t, share, "pvc-1", "team")
+}
+
+// Somebody's files are nobody's volume.
+func TestForeignFilesAreSafe(t *testing.T) {
+	c, share := newLocalController(t)
+	outside := filepath.Join(filepath.Dir(share), "outside")
+	for _, dir := range []string{outside, filepath.Join(share, "mine")} {
+		must(t, os.MkdirAll(dir, 0o755))
+		must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	}
+	must(t, os.Symlink(outside, filepath.Join(share, "absolute")))
+	must(t, os.Symlink("../outside", filepath.Join(share, "relative")))
+	must(t, os.Symlink("mine", filepath.Join(share, "link")))
+	for _, subDir := range []string{"mine", "absolute", "relative", "link"} {
+		_, err := c.create("pvc", paramSubDir, subDir)
+		refused(t, err, codes.AlreadyExists, "not a volume of this driver")
+	}
+	for _, subDir := range []string{"absolute/x", "relative/x"} {
+		if _, err := c.create("pvc", paramSubDir, subDir); err == nil {
+			t.Errorf("%s leads out of the share", subDir)
+		}
+	}
+	// IDs that lead there, of volumes that are none.
+	for _, subDir := range []string{"mine", "absolute", "relative", "link", "absolute/file", "mine/file"} {
+		for _, how := range []string{"delete", "archive"} {
+			must(t, c.delete("vol1#nas#/srv#"+subDir+"#"+how))
+		}
+	}
+	for _, id := range []string{"vol1#nas#/srv##delete", "vol1#nas#/srv#..#delete", "vol1#nas#/srv#a/../..#delete", "vol1#nas#/#srv#delete", "nas#srv#mine##", "x"} {
+		must(t, c.delete(id))
+		must(t, c.deleteSnapshot(id))
+	}
+	for _, file := range []string{outside + "/file", share + "/mine/file", share + "/absolute/file"} {
+		if _, err := os.Stat(file); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestDeleteVolume(t *testing.T) {
+	c, share := newLocalController(t)
+	write := func(subDir string) {
+		t.Helper()
+		must(t, os.MkdirAll(filepath.Join(share, subDir, "a/b"), 0o755))
+		must(t, os.WriteFile(filepath.Join(share, subDir, "a/b/file"), []byte(subDir), 0o400))
+		must(t, os.Chmod(filepath.Join(share, subDir, "a/b"), 0o500))
+	}
+	del := c.mustCreate("del", paramSubDir, "x/y/del")
+	ret := c.mustCreate("ret", paramOnDelete, "retain")
+	arc := c.mustCreate("arc", paramOnDelete, "archive", paramSubDir, "x/arc")
+	for _, subDir := range []string{"x/y/del", "ret", "x/arc"} {
+		write(subDir)
+	}
+	must(t, os.Symlink("/etc", filepath.Join(share, "x/y/del/etc"))) // is not followed
+
+	for _, id := range []string{
+		strings.Replace(ret.GetVolumeId(), "#retain", "#delete", 1),
+		strings.Replace(arc.GetVolumeId(), "#archive", "#delete", 1),
+		del.GetVolumeId() + "#port=2050",
+	} {
+		refused(t, c.delete(id), codes.FailedPrecondition, "nothing is touched")
+	}
+	for _, v := range []*csi.Volume{del, ret, arc, del, ret, arc} {
+		must(t, c.delete(v.GetVolumeId()))
+	}
+	wantShareFiles(t, share, "ret/a/b/file", "x/archived-arc/a/b/file")
+	if _, err := os.Lstat(filepath.Join(share, "x/y")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the parent that is empty stays: %v", err)
+	}
+	// What was retained is nobody's volume any more, and what was archived is kept.
+	_, err := c.create("ret", paramOnDelete, "retain")
+	refused(t, err, codes.AlreadyExists, "not a volume of this driver")
+	arc = c.mustCreate("arc", paramOnDelete, "archive", paramSubDir, "x/arc")
+	write("x/arc")
+	must(t, c.delete(arc.GetVolumeId()))
+	wantShareFiles(t, share, "ret/a/b/file", "x/archived-arc/a/b/file", "x/archived-arc.2/a/b/file")
+	must(t, os.Chmod(filepath.Join(share, "ret/a/b"), 0o700))
+	must(t, os.Chmod(filepath.Join(share, "x/archived-arc/a/b"), 0o700))
+	must(t, os.Chmod(filepath.Join(share, "x/archived-arc.2/a/b"), 0o700))
+}
+
+// wantShareFiles compares all regular files outside of the driver's directory.
+func wantShareFiles(t *testing.T, share string, want ...string) {
+	t.Helper()
+	left := map[string]bool{}
+	for _, name := range want {
+		left[name] = true
+	}
+	must(t, filepath.WalkDir(share, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(share, path)
+		if rel == storeName {
+			return fs.SkipDir
+		}
+		if d.Type().IsRegular() && !left[rel] {
+			t.Errorf("%s is there", rel)
+		}
+		delete(left, rel)
+		return nil
+	}))
+	for name := range left {
+		t.Errorf("%s is not there", name)
+	}
+}
+
+// A directory in the place of the one that the driver made is not deleted.
+func TestReplacedDirectory(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	dir := filepath.Join(share, "pvc-1")
+	must(t, os.Rename(dir, dir+".old"))
+	must(t, os.Mkdir(dir, 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "is not the directory that the driver made")
+	_, err := c.create("pvc-1")
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	_, err = c.snapshot("snap", v.GetVolumeId())
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	must(t, os.RemoveAll(dir))
+	must(t, os.Symlink("pvc-1.old", dir))
+	refused(t, c.delete(v.GetVolumeId()), codes.DataLoss, "is not a directory")
+	must(t, os.Remove(dir))
+	_, err = c.create("pvc-1")
+	refused(t, err, codes.DataLoss, "is gone")
+	must(t, c.delete(v.GetVolumeId()))
+	must(t, os.Remove(dir+".old"))
+	wantShare(t, share)
+}
+
+func TestDamagedStore(t *testing.T) {
+	c, share := newLocalController(t)
+	own := filepath.Join(share, storeName)
+	must(t, os.Mkdir(own, 0o755))
+	must(t, os.WriteFile(filepath.Join(own, "somebody's"), nil, 0o600))
+	_, err := c.create("pvc-1")
+	refused(t, err, codes.FailedPrecondition, "it is not the driver's")
+	must(t, os.RemoveAll(own))
+	must(t, os.Symlink("/tmp", own))
+	_, err = c.create("pvc-1")
+	refused(t, err, codes.DataLoss, "is not a directory")
+	must(t, os.Remove(own))
+	v := c.mustCreate("pvc-1")
+	must(t, os.WriteFile(filepath.Join(own, dirVolumes, digest("pvc-1")+extRecord), []byte("{"), 0o600))
+	refused(t, c.delete(v.GetVolumeId()), codes.DataLoss, "restore it")
+	must(t, os.Rename(filepath.Join(own, dirTrash), filepath.Join(share, "t")))
+	must(t, os.Symlink("../pvc-1", filepath.Join(own, dirTrash)))
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+	refused(t, c.delete(v.GetVolumeId()), codes.DataLoss, "trash is not a directory")
+	if _, err := os.Stat(filepath.Join(share, "pvc-1", "file")); err != nil {
+		t.Error(err)
+	}
+}
+
+// Many who want one place: one gets it.
+func TestConcurrentCreates(t *testing.T) {
+	c, share := newLocalController(t)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	made := 0
+	for i := range 20 {
+		all.Go(func() {
+			_, err := c.create(fmt.Sprint("pvc-", i), paramSubDir, "one")
+			if err == nil {
+				mu.Lock()
+				defer mu.Unlock()
+				made++
+			} else {
+				refused(t, err, codes.AlreadyExists, "")
+			}
+		})
+	}
+	all.Wait()
+	if made != 1 {
+		t.Errorf("%d volumes are in one place", made)
+	}
+	if _, err := os.Stat(filepath.Join(share, "one")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSnapshots(t *testing.T) {
+	c, share := newLocalController(t, export{Server: "nas", Share: "/other"}, export{Server: "nas", Share: "/srv"})
+	v := c.mustCreate("pvc-1", "size", "8")
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), []byte("first"), 0o640))
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), []byte("second"), 0o640))
+	if again, err := c.snapshot("snap", v.GetVolumeId()); err != nil || again != id {
+		t.Errorf("taken again it is %s (%v), not %s", again, err, id)
+	}
+	other := c.mustCreate("pvc-2")
+	_, err = c.snapshot("snap", other.GetVolumeId())
+	refused(t, err, codes.AlreadyExists, v.GetVolumeId())
+	_, err = c.snapshot("snap 2", "vol1#nas#/srv#none#delete")
+	refused(t, err, codes.NotFound, "none")
+	must(t, c.delete(v.GetVolumeId())) // the snapshot is a copy, and stays
+
+	for _, to := range []string{"/srv", "/other"} {
+		r := c.mustCreate("restored", "snapshot", id, paramShare, to)
+		data, err := os.ReadFile(filepath.Join(filepath.Dir(share), to, "restored", "file"))
+		if err != nil || string(data) != "first" || r.GetContentSource().GetSnapshot().GetSnapshotId() != id {
+			t.Errorf("%s: restored is %q (%v), %v", to, data, err, r)
+		}
+		wantMode(t, filepath.Join(filepath.Dir(share), to, "restored"), fs.ModeDir|0o777)
+		must(t, c.delete(r.GetVolumeId()))
+	}
+	_, err = c.create("by size", "snapshot", id, "size", "9")
+	must(t, err)
+	must(t, c.delete("vol1#nas#/srv#vol-"+digest("by size")+"#delete"))
+	must(t, errors.Join(c.deleteSnapshot(id), c.deleteSnapshot(id)))
+	_, err = c.create("restored", "snapshot", id)
+	refused(t, err, codes.NotFound, "snap1")
+	wantShare(t, share, "pvc-2")
+}
+
+func TestLists(t *testing.T) {
+	c, _ := newLocalController(t, export{Server: "nas", Share: "/other"}, export{Server: "nas", Share: "/srv"})
+	want := map[string]bool{}
+	for i := range 7 {
+		v := c.mustCreate(fmt.Sprint("pvc-", i), paramShare, []string{"/srv", "/other"}[i%2])
+		want[v.GetVolumeId()] = true
+		id, err := c.snapshot(fmt.Sprint("snap-", i), v.GetVolumeId())
+		must(t, err)
+		want[id] = true
+	}
+	for _, size := range []int32{0, 1, 2, 3, 7, 100} {
+		got := map[string]bool{}
+		for token, first := "", true; first || token != ""; first = false {
+			r, err := c.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: size, StartingToken: token})
+			must(t, err)
+			for _, e := range r.GetEntries() {
+				got[e.GetVolume().GetVolumeId()] = true
+			}
+			if token = r.GetNextToken(); size > 0 && len(r.GetEntries()) > int(size) {
+				t.Errorf("a page of %d has %d", size, len(r.GetEntries()))
+			}
+		}
+		for token, first := "", true; first || token != ""; first = false {
+			r, err := c.controller.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: size, StartingToken: token})
+			must(t, err)
+			for _, e := range r.GetEntries() {
+				got[e.GetSnapshot().GetSnapshotId()] = true
+			}
+			token = r.GetNextToken()
+		}
+		if len(got) != len(want) {
+			t.Errorf("pages of %d have %v, want %v", size, got, want)
+		}
+	}
+	_, err := c.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "vol1#nas#/srv#..#delete"})
+	refused(t, err, codes.Aborted, "token")
+	_, err = c.create("pvc", paramShare, "/elsewhere")
+	refused(t, err, codes.InvalidArgument, "-exports")
+	refused(t, c.delete("vol1#nas#/elsewhere#pvc#delete"), codes.FailedPrecondition, "-exports")
+	r, err := c.controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	if err != nil || r.GetAvailableCapacity() <= 0 || r.GetMaximumVolumeSize().GetValue() < r.GetAvailableCapacity() {
+		t.Errorf("capacity is %v (%v)", r, err)
+	}
+}
+
+func TestExpandVolume(t *testing.T) {
+	c, _ := newLocalController(t)
+	v := c.mustCreate("pvc-1", "size", "8")
+	expand := func(id string, required, limit int64) (int64, error) {
+		r, err := c.controller.ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}})
+		if r.GetNodeExpansionRequired() {
+			t.Error("the nodes have nothing to do")
+		}
+		return r.GetCapacityBytes(), err
+	}
+	for _, size := range []int64{8, 10, 10, 9} {
+		if got, err := expand(v.GetVolumeId(), size, 0); err != nil || got < size || got > 10 {
+			t.Errorf("expanded to %d it has %d (%v)", size, got, err)
+		}
+	}
+	_, err := expand(v.GetVolumeId(), 0, 5)
+	refused(t, err, codes.OutOfRange, "at most 5")
+	_, err = expand(v.GetVolumeId(), 1<<60, 0)
+	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
+	_, err = expand("vol1#nas#/srv#none#delete", 1, 0)
+	refused(t, err, codes.NotFound, "none")
+	_, err = c.create("huge", "size", "1152921504606846976")
+	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
+}
+
+// What a killed process left is finished at the next start, without anybody asking.
+func TestRecover(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+	own := filepath.Join(share, storeName)
+	record := filepath.Join(own, dirVolumes, digest("pvc-1"))
+	must(t, os.Rename(record+extRecord, record+extDeleting)) // killed after the first step
+	must(t, os.MkdirAll(filepath.Join(own, dirTrash, "old", "deep", "tree"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(own, dirTmp, "abandoned", "data"), 0o700))
+	must(t, os.MkdirAll(filepath.Join(own, dirTmp, "under way", "data"), 0o700))
+	long := time.Now().Add(-2 * abandonedAfter)
+	must(t, os.Chtimes(filepath.Join(own, dirTmp, "abandoned"), long, long))
+
+	log := slog.New(slog.NewTextHandler(testLog{t}, nil))
+	exports := newExports(localDirs(filepath.Dir(share)), 0, log)
+	defer exports.Close()
+	b := newDirBackend(testServers(), exports, []export{{Server: "nas", Share: "/srv"}}, log)
+	defer b.Close()
+	b.Recover()
+	for b.cleans() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	_, err := os.Stat(filepath.Join(own, dirTmp, "under way"))
+	must(t, errors.Join(err, os.RemoveAll(filepath.Join(own, dirTmp, "under way"))))
+	wantShare(t, share)
+	must(t, c.delete(v.GetVolumeId()))
+}
+
+// Stale handles, as after the server's file system was replaced, are opened again.
+func TestStaleHandles(t *testing.T) {
+	mounts := &countingMounts{localDirs: localDirs(t.TempDir())}
+	must(t, os.Mkdir(filepath.Join(string(mounts.localDirs), "srv"), 0o755))
+	x := newExports(mounts, 0, slog.New(slog.DiscardHandler))
+	defer x.Close()
+	tries := 0
+	err := x.Use(testExport, func(s *store) error {
+		if tries++; tries < 3 {
+			return &fs.PathError{Op: "open", Path: "x", Err: unix.ESTALE}
+		}
+		return s.create()
+	})
+	if err != nil || mounts.mounts != 3 {
+		t.Errorf("%v after %d mounts", err, mounts.mounts)
+	}
+	err = x.Use(testExport, func(s *store) error { return unix.ESTALE })
+	if !errors.Is(err, unix.ESTALE) {
+		t.Error(err)
+	}
+}
+
+type countingMounts struct {
+	localDirs
+	mounts int
+}
+
+func (m *countingMounts) Mount(e export) (string, error) {
+	m.mounts++
+	return m.localDirs.Mount(e)
+}
+
+// One mount for all who use an export at once, and none when they have gone.
+func TestSharedMount(t *testing.T) {
+	mounts := &countingMounts{localDirs: localDirs(t.TempDir())}
+	must(t, os.Mkdir(filepath.Join(string(mounts.localDirs), "srv"), 0o755))
+	x := newExports(mounts, time.Hour, slog.New(slog.DiscardHandler))
+	var inside, all sync.WaitGroup
+	inside.Add(10)
+	for range 10 {
+		all.Go(func() {
+			must(t, x.Use(testExport, func(*store) error {
+				inside.Done()
+				inside.Wait()
+				return nil
+			}))
+		})
+	}
+	all.Wait()
+	if rows := x.Snapshot(); mounts.mounts != 1 || len(rows) != 1 || rows[0].Users != 0 {
+		t.Errorf("%d mounts, %+v", mounts.mounts, rows)
+	}
+	x.Close()
+	if rows := x.Snapshot(); len(rows) != 0 {
+		t.Errorf("after the end: %+v", rows)
+	}
+}
