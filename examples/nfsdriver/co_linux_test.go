@@ -27,7 +27,8 @@ type co struct {
 	flags      []string          // mount flags
 	controller csi.ControllerClient
 	node       csi.NodeClient
-	patience   time.Duration // of each call
+	patience   time.Duration   // of each call
+	parent     context.Context // of their contexts; nil: none
 }
 
 func newCO(t *testing.T, endpoint string, class map[string]string) *co {
@@ -58,7 +59,11 @@ func mountsBelow(t *testing.T, dir string) (points []string) {
 }
 
 func (c *co) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), c.patience)
+	parent := c.parent
+	if parent == nil {
+		parent = context.Background()
+	}
+	ctx, cancel := context.WithTimeout(parent, c.patience)
 	c.t.Cleanup(cancel)
 	return ctx
 }

@@ -80,7 +80,8 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
 		return nodeops.New(nodeops.Config{
 			Logger: log, MeterProvider: meters, Unmount: unmount,
-			HelperTimeout: cfg.serverTimeout * 2 / 3, // it is killed before the server is given up, and nothing hangs
+			HelperTimeout:   cfg.serverTimeout * 2 / 3, // it is killed before the server is given up, and nothing hangs
+			UnmountPatience: cfg.serverTimeout / 3,
 			// A call that hangs costs a thread. There are more volumes of one server on a node
 			// than the default allows, and the others must not run out of it.
 			Blocking: &blocking.Group{Limit: 1000},

@@ -118,12 +118,11 @@ func (s *servers) Watch(ctx context.Context, e export, fn func(context.Context) 
 	}
 	start := time.Now()
 	if err = s.reach(ctx, srv, e); err == nil {
-		ctx, cancel := context.WithTimeout(ctx, s.patience+s.patience/4)
+		bounded, cancel := context.WithTimeout(ctx, s.patience)
 		defer cancel()
-		err = fn(ctx)
+		err = fn(bounded)
 	}
-	var sure *unanswered
-	if noAnswer(err) && !errors.As(err, &sure) && time.Since(start) < s.patience {
+	if noAnswer(err) && ctx.Err() != nil && time.Since(start) < s.patience {
 		srv.report(trial, errNoVerdict) // the caller had no more time
 		return err
 	}

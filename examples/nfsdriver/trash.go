@@ -16,6 +16,10 @@ import (
 // thrown away: COs repeat a request for days, but not for ever.
 const abandonedAfter = 7 * 24 * time.Hour
 
+// writtenAfter is when a record that is still in tmp will not be put in its place any
+// more.
+const writtenAfter = time.Hour
+
 // throwAway moves a directory into the trash, whole and at once, if it is there.
 // Emptying the trash may take hours, and nobody waits for it.
 func (s *store) throwAway(name string) error {
@@ -103,7 +107,9 @@ func (s *store) tidy() error {
 	errs = append(errs, err)
 	for _, name := range names {
 		info, err := s.own.Lstat(path.Join(dirTmp, name))
-		if err == nil && time.Since(info.ModTime()) > abandonedAfter {
+		if err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > writtenAfter {
+			err = remove(s.own, path.Join(dirTmp, name))
+		} else if err == nil && time.Since(info.ModTime()) > abandonedAfter {
 			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, dirTmp, name), "modified", info.ModTime())
 			err = s.throwAway(path.Join(storeName, dirTmp, name))
 		}

@@ -1,0 +1,181 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+)
+
+var localClass = map[string]string{paramServer: "server", paramShare: "/a"}
+
+func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeRequest) {
+	return func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode.Mode = m }
+}
+
+func readOnly(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
+
+// From a volume to the pods and back, on a directory in the place of a server.
+func TestPublish(t *testing.T) {
+	shares := newShares(t)
+	c := newCO(t, startLocal(t, shares), localClass)
+	v := c.mustCreate("pvc-1")
+	for range 2 {
+		must(t, c.publish(v, "a"))
+		must(t, c.publish(v, "b", readOnly))
+		must(t, c.publish(v, "c", mode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)))
+	}
+	must(t, os.WriteFile(filepath.Join(c.target("a"), "file"), []byte("data"), 0o600))
+	for _, pod := range []string{"b", "c"} {
+		if err := os.WriteFile(filepath.Join(c.target(pod), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+			t.Errorf("writing to a read-only publication: %v", err)
+		}
+	}
+	if data, err := os.ReadFile(filepath.Join(shares, "a", "pvc-1", "file")); err != nil || string(data) != "data" {
+		t.Errorf("the server has %q (%v)", data, err)
+	}
+	var st unix.Statfs_t
+	must(t, unix.Statfs(c.target("a"), &st))
+	if st.Flags&(unix.ST_NOSUID|unix.ST_NODEV) != unix.ST_NOSUID|unix.ST_NODEV {
+		t.Errorf("set-ID programs and devices work: flags %x", st.Flags)
+	}
+	must(t, c.stats(v, "a"))
+	refused(t, c.publish(v, "a", readOnly), codes.AlreadyExists, "ro")
+	refused(t, c.publish(v, "d", mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)), codes.FailedPrecondition, "published once")
+	for range 2 {
+		must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "b"), c.unpublish(v, "c"), c.unpublish(v, "d")))
+	}
+	c.gone("a")
+	refused(t, c.stats(v, "a"), codes.NotFound, "")
+	must(t, c.delete(v.GetVolumeId()))
+	refused(t, c.publish(v, "a"), codes.Internal, "No such file or directory")
+	c.gone("a")
+	wantShare(t, filepath.Join(shares, "a"))
+}
+
+// An administrator's PersistentVolume, and a volume that a pod brings along.
+func TestPublishByAttributes(t *testing.T) {
+	shares := newShares(t)
+	c := newCO(t, startLocal(t, shares), localClass)
+	must(t, os.MkdirAll(filepath.Join(shares, "b", "team", "files"), 0o755))
+	v := &csi.Volume{VolumeId: "by hand", VolumeContext: map[string]string{
+		"server": "server", "share": "/b", "subDir": "team/files", "mountOptions": "ro,noexec", "csi.storage.k8s.io/ephemeral": "true",
+	}}
+	must(t, c.publish(v, "a"))
+	if err := os.WriteFile(filepath.Join(c.target("a"), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("writing with the mount option ro: %v", err)
+	}
+	must(t, c.unpublish(v, "a"))
+	for _, bad := range []struct{ key, value, words string }{
+		{"subDir", "../a", "subDir"},
+		{"subDir", ".csikit-nfs", "the driver's own"},
+		{"share", "/c", "-exports"},
+		{"server", "elsewhere", "-exports"},
+		{"mountOptions", "suid", "only an administrator"},
+		{"mountOptions", "bind", "only an administrator"},
+		{"mountOptions", "addr=10.0.0.1", "only an administrator"},
+		{"path", "/etc", `"path"`},
+	} {
+		w := &csi.Volume{VolumeId: "by hand", VolumeContext: map[string]string{"server": "server", "share": "/b", "subDir": "team/files"}}
+		w.VolumeContext[bad.key] = bad.value
+		refused(t, c.publish(w, "a"), codes.InvalidArgument, bad.words)
+		c.gone("a")
+	}
+	block := func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+	}
+	refused(t, c.publish(v, "a", block), codes.InvalidArgument, "block")
+	for _, flags := range []string{"bind", "remount", "bg", "addr=10.0.0.1", "ro,rw"} {
+		c.flags = []string{flags}
+		refused(t, c.publish(v, "a"), codes.InvalidArgument, "")
+		c.gone("a")
+	}
+}
+
+// A mount helper that hangs is killed, costs the calls for its server, and leaves
+// neither a process nor a mount; unpublishing goes on.
+func TestHangingHelper(t *testing.T) {
+	shares := newShares(t)
+	c := newCO(t, startLocal(t, shares, "-server-timeout", "1s"), localClass)
+	v := c.mustCreate("pvc-1")
+	must(t, c.publish(v, "a"))
+	t.Setenv("CSIKIT_TEST_HANG", "1")
+	refused(t, c.publish(v, "b"), codes.DeadlineExceeded, "mount.overlay")
+	refused(t, c.publish(v, "c"), codes.DeadlineExceeded, "has not answered since")
+	refused(t, c.stats(v, "a"), codes.DeadlineExceeded, "has not answered since")
+	c.gone("b")
+	c.gone("c")
+	must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "b")))
+	c.gone("a")
+	t.Setenv("CSIKIT_TEST_HANG", "")
+	must(t, again(func() error { return c.publish(v, "c") }))
+	must(t, c.unpublish(v, "c"))
+}
+
+// logText is a log that can be read while it is written.
+type logText struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func TestHealth(t *testing.T) {
+	dir, err := os.MkdirTemp("", "nfs")
+	must(t, err)
+	defer os.RemoveAll(dir)
+	must(t, os.Mkdir(filepath.Join(dir, "a"), 0o755))
+	cfg, err := parseConfig([]string{"-endpoint", "unix://" + dir + "/csi.sock", "-mode", "controller", "-http", "127.0.0.1:0"}, func(string) string { return "" }, io.Discard)
+	must(t, err)
+	cfg.local, cfg.fsType = dir, "local"
+	done, log := make(chan error, 1), &logText{}
+	ctx, stop := context.WithCancel(t.Context())
+	go func() { done <- drive(ctx, cfg, newLogger(cfg, log)) }()
+	serving := regexp.MustCompile(`"serving health" http=(\S+)`)
+	for !serving.MatchString(log.String()) && len(done) == 0 {
+		runtime.Gosched()
+	}
+	get := func(path string) string {
+		resp, err := http.Get("http://" + serving.FindStringSubmatch(log.String())[1] + path)
+		must(t, err)
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		must(t, err)
+		return string(body)
+	}
+	for get("/healthz") != "ok" { // or the test times out
+		runtime.Gosched()
+	}
+	c := newCO(t, "unix://"+dir+"/csi.sock", localClass)
+	c.mustCreate("pvc-1")
+	page := get("/debug")
+	for _, want := range []string{"calls: 0\n", "locks: 0\n", "servers: 1\n", "closed", "work: 0\n", "exports: 1\n", "server:/a"} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the debug page has no %q:\n%s", want, page)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	stop()
+	must(t, <-done)
+}
