@@ -27,9 +27,11 @@ const (
 	// unwindTimeout is what cut calls get to notice that their context ended
 	// and to undo what they began, before Serve returns and the process exits.
 	unwindTimeout = time.Second
-	// handshakeTimeout bounds a client that connects and stays silent. gRPC
-	// waits for it even in a hard stop, by default for two minutes.
-	handshakeTimeout = 5 * time.Second
+	// handshakeTimeout bounds a client that connects and stays silent, for which gRPC
+	// waits even in a hard stop, by default for two minutes. It is what a client of
+	// gRPC waits: of a thousand that came to a starved machine at once, 5 seconds
+	// turned half away.
+	handshakeTimeout = 20 * time.Second
 )
 
 // A Server serves a CSI plugin. Make one with [New].
