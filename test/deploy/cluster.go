@@ -3,6 +3,7 @@ package deploy
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,8 @@ type workload struct {
 
 	driver   *container // the container that is the driver
 	sidecars []*container
-	all      []*container
+	init     []*container
+	all      []*container // but those that end
 }
 
 // A container with its arguments taken apart.
@@ -113,7 +115,7 @@ func (c *cluster) add(meta metav1.ObjectMeta, template corev1.PodTemplateSpec) *
 		}
 	}
 	for _, k := range template.Spec.InitContainers {
-		w.all = append(w.all, newContainer(k))
+		w.init = append(w.init, newContainer(k))
 	}
 	c.workloads = append(c.workloads, w)
 	return w
@@ -234,6 +236,9 @@ func (w *workload) String() string {
 }
 
 func (w *workload) of(n *container) string { return fmt.Sprintf("%v, container %s", w, n.Name) }
+
+// every container, those that end included.
+func (w *workload) every() []*container { return slices.Concat(w.init, w.all) }
 
 // isNode: its pods serve kubelet.
 func (w *workload) isNode() bool { return w.daemonSet != nil && w.driver != nil }

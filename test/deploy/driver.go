@@ -92,6 +92,13 @@ func (h *host) start(ctx context.Context, d *driver, c *cluster) error {
 		}
 	}
 	for _, w := range c.workloads {
+		for _, n := range w.init {
+			if err := h.finish(ctx, d, w, n); err != nil {
+				return fmt.Errorf("%s: %w", w.of(n), err)
+			}
+		}
+	}
+	for _, w := range c.workloads {
 		replicas := 1
 		if w.replicas > 1 && !slices.Contains(d.coming, twoControllers) {
 			replicas = 2
@@ -105,15 +112,31 @@ func (h *host) start(ctx context.Context, d *driver, c *cluster) error {
 	return nil
 }
 
-func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) error {
+// finish runs an init container of the driver's.
+func (h *host) finish(ctx context.Context, d *driver, w *workload, n *container) error {
+	args, _, err := h.arguments(w, n, 0)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, d.binary, args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: w.credential()}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %q: %v: %s", d.name, args, err, out)
+	}
+	return nil
+}
+
+// arguments are a container's with its paths, and those of the host, as they are here.
+func (h *host) arguments(w *workload, n *container, replica int) (args []string, here func(string) string, err error) {
 	type pair struct{ from, to string }
 	var pairs []pair
-	for _, m := range w.driver.VolumeMounts {
+	for _, m := range n.VolumeMounts {
 		v := w.volume(m.Name)
 		if v.HostPath == nil {
 			dir := h.path(fmt.Sprint(w.name, replica, m.Name))
 			if err := makeDir(dir, w.credential()); err != nil {
-				return err
+				return nil, nil, err
 			}
 			pairs = append(pairs, pair{m.MountPath, dir})
 			continue
@@ -126,16 +149,23 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 		old = append(old, p.from+"/", p.to+"/", p.from+",", p.to+",")
 	}
 	replacer := strings.NewReplacer(old...)
-	var args []string
-	for _, a := range w.driver.Args {
-		a = strings.TrimSuffix(replacer.Replace(a+"/"), "/")
-		a = strings.ReplaceAll(a, "$(NODE_NAME)", "node-1")
+	here = func(text string) string { return strings.TrimSuffix(replacer.Replace(text+"/"), "/") }
+	for _, a := range n.Args {
+		a = strings.ReplaceAll(here(a), "$(NODE_NAME)", "node-1")
 		if strings.HasPrefix(a, "-http=") {
 			a = "-http=127.0.0.1:0"
 		}
 		args = append(args, a)
 	}
-	endpoint := strings.TrimSuffix(replacer.Replace(w.endpoint()+"/"), "/")
+	return args, here, nil
+}
+
+func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) error {
+	args, here, err := h.arguments(w, w.driver, replica)
+	if err != nil {
+		return err
+	}
+	endpoint := here(w.endpoint())
 
 	p := &process{cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
@@ -148,7 +178,6 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	}
 	h.processes = append(h.processes, p)
 	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	var err error
 	if p.conn, err = grpc.NewClient("unix://"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		return err
 	}

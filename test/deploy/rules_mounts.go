@@ -74,7 +74,7 @@ var mountRules = []rule{
 					report(w, "volume %s: all of %s", v.Name, p)
 				}
 			}
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				for _, m := range n.VolumeMounts {
 					if v := w.volume(m.Name); v != nil && v.HostPath != nil && within(v.HostPath.Path, "/dev") && !n.privileged() {
 						report(w.of(n), "it has the host's devices")
@@ -86,7 +86,7 @@ var mountRules = []rule{
 	{"volumes", "a volume is left over, or is not there", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, v := range w.pod.Volumes {
-				if !slices.ContainsFunc(w.all, func(n *container) bool {
+				if !slices.ContainsFunc(w.every(), func(n *container) bool {
 					return slices.ContainsFunc(n.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == v.Name })
 				}) {
 					report(w, "no container mounts the volume %s", v.Name)
@@ -160,7 +160,7 @@ type bidirectional struct {
 }
 
 func (w *workload) bidirectional() (all []bidirectional) {
-	for _, n := range w.all {
+	for _, n := range w.every() {
 		for _, m := range n.VolumeMounts {
 			if m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationBidirectional {
 				all = append(all, bidirectional{n, m, w.hostPath(n, m.MountPath)})

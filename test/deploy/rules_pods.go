@@ -14,7 +14,7 @@ import (
 var podRules = []rule{
 	{"privileged", "who takes over a sidecar has the node", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				if n.privileged() && (n != w.driver || !w.isNode()) {
 					report(w.of(n), "only the driver's container on a node needs to be privileged")
 				}
@@ -30,7 +30,7 @@ var podRules = []rule{
 			if pod == nil {
 				pod = &corev1.PodSecurityContext{}
 			}
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				s := n.SecurityContext
 				if s == nil {
 					report(w.of(n), "no securityContext")
@@ -61,7 +61,7 @@ var podRules = []rule{
 	{"socket-user", "the driver's socket has mode 0600, and a sidecar that is another user cannot open it", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			want := w.user(w.driver)
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				if u := w.user(n); u == nil || want == nil || *u != *want {
 					report(w.of(n), "runAsUser: say that all containers run as the driver's user, whatever their images say")
 				}
@@ -160,7 +160,7 @@ var podRules = []rule{
 	}},
 	{"resources", "the pod is the first to be starved, or fsck is killed half-way by its memory limit", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				if n.Resources.Requests.Cpu().IsZero() || n.Resources.Requests.Memory().IsZero() {
 					report(w.of(n), "it requests no CPU or no memory")
 				}
@@ -172,7 +172,7 @@ var podRules = []rule{
 	}},
 	{"images", "which program runs is decided anew on each node", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
-			for _, n := range w.all {
+			for _, n := range w.every() {
 				if n.tag == "" || n.tag == "latest" || strings.Contains(n.tag, "canary") {
 					report(w.of(n), "image %s has no fixed tag", n.Image)
 				}
