@@ -30,6 +30,7 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"classes", "VolumeSnapshotClass", "blockdriver", `$patch: delete`},
 	{"selector", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/selector/matchLabels/app.kubernetes.io~1component}`},
 	{"privileged", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: liveness-probe, securityContext: {privileged: true}}]}}}}`},
+	{"privileged", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {initContainers: [{name: init, image: "blockdriver-node:dev", securityContext: {privileged: true}}]}}}}`},
 	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {readOnlyRootFilesystem: false}}]}}}}`},
 	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, securityContext: {capabilities: {add: [SYS_ADMIN]}}}]}}}}`},
 	{"hardening", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {securityContext: {runAsNonRoot: null}}}}}`},
