@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,35 +44,74 @@ func TestCrash(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			counts, _ := crashWalk(t, c.fsType, c.size, -1, 0)
-			kills := 0
-			for step, rpc := range crashSteps {
-				if rpc.controller && c.fsType != "ext4" {
-					continue // the same for all
-				}
-				for n := 1; n <= counts[step]; n++ {
-					_, killed := crashWalk(t, c.fsType, c.size, step, n)
-					if t.Failed() {
-						t.Fatalf("after SIGKILL at call %d of %d of %s", n, counts[step], rpc.name)
-					}
-					if killed {
-						kills++
-					}
-				}
-			}
-			if kills == 0 {
-				t.Error("the driver was never killed")
-			}
-			t.Logf("%d kills; system calls per RPC: %v", kills, counts)
+			crashEverywhere(t, crashSteps, func(s crashStep) bool { return c.fsType == "ext4" || !s.controller }, // those are the same for all
+				func(t *testing.T) *crashVolume { return newCrashVolume(t, c.fsType, c.size) })
 		})
 	}
+}
+
+// TestCrashFrozen is TestCrash for a group of volumes in use, on a pool that shares
+// blocks: no kill leaves their file systems frozen.
+func TestCrashFrozen(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "mkfs.xfs")
+	steps := []crashStep{
+		{name: "two volumes", do: func(w *crashVolume) error {
+			for _, v := range []*crashVolume{w, w.second()} {
+				if err := errors.Join(v.create(), v.attach(), v.stage(), v.publish("a"+v.name, false)); err != nil {
+					return err
+				}
+			}
+			return w.write()
+		}},
+		{name: "CreateVolumeGroupSnapshot", do: (*crashVolume).snapshotBoth, controller: true},
+		{name: "write", do: func(w *crashVolume) error {
+			return errors.Join(w.write(), os.WriteFile(w.target("asecond")+"/x", []byte("x"), 0o600), w.check("a"))
+		}},
+		{name: "the rest", do: func(w *crashVolume) error {
+			for _, v := range []*crashVolume{w, w.second()} {
+				if err := errors.Join(v.unpublish("a"+v.name), v.unstage(), v.detach(), v.delete()); err != nil {
+					return err
+				}
+			}
+			return w.deleteGroup()
+		}},
+	}
+	crashEverywhere(t, steps, func(s crashStep) bool { return s.controller }, func(t *testing.T) *crashVolume {
+		w := newCrashVolume(t, "ext4", 16<<20)
+		must(t, os.Mkdir(w.second().staging(), 0o700))
+		mountPool(t, filepath.Join(w.dir, "pool"), "xfs")
+		return w
+	})
+}
+
+// crashEverywhere does the walk once for each system call of each of the chosen steps.
+func crashEverywhere(t *testing.T, steps []crashStep, chosen func(crashStep) bool, start func(*testing.T) *crashVolume) {
+	var counts []int
+	t.Run("count", func(t *testing.T) { counts, _ = crashWalk(t, start(t), steps, -1, 0) })
+	kills := 0
+	for step, rpc := range steps {
+		for n := 1; chosen(rpc) && n <= counts[step]; n++ {
+			t.Run(fmt.Sprintf("%s/%d", rpc.name, n), func(t *testing.T) {
+				if _, killed := crashWalk(t, start(t), steps, step, n); killed {
+					kills++
+				}
+			})
+			if t.Failed() {
+				t.Fatalf("after SIGKILL at call %d of %d of %s", n, counts[step], rpc.name)
+			}
+		}
+	}
+	if kills == 0 {
+		t.Error("the driver was never killed")
+	}
+	t.Logf("%d kills; system calls per RPC: %v", kills, counts)
 }
 
 // crashWalk does the walk in a directory of its own, killing the driver at the
 // n-th call of one step, if the step has so many this time. With a negative step
 // it only counts.
-func crashWalk(t *testing.T, fsType string, size int64, killAt, n int) (counts []int, killed bool) {
-	w := newCrashVolume(t, fsType, size)
+func crashWalk(t *testing.T, w *crashVolume, crashSteps []crashStep, killAt, n int) (counts []int, killed bool) {
 	defer w.close()
 	driver, err := crash.Start(w.command())
 	if err != nil {
@@ -131,14 +171,17 @@ func crashWalk(t *testing.T, fsType string, size int64, killAt, n int) (counts [
 	return counts, killed
 }
 
-// crashSteps is the walk.
-var crashSteps = []struct {
+type crashStep struct {
 	name       string
 	do         func(*crashVolume) error
 	controller bool
-}{
+}
+
+// crashSteps is the walk.
+var crashSteps = []crashStep{
 	{"CreateVolume", (*crashVolume).create, true},
 	{"ControllerPublishVolume", (*crashVolume).attach, true},
+	{"ControllerModifyVolume", (*crashVolume).modify, true},
 	{"NodeStageVolume", (*crashVolume).stage, false},
 	{"NodePublishVolume", func(w *crashVolume) error { return w.publish("a", false) }, false},
 	{"write", (*crashVolume).write, false},
@@ -158,7 +201,15 @@ var crashSteps = []struct {
 	{"NodeUnpublishVolume of data", func(w *crashVolume) error { return w.unpublish("a") }, false},
 	{"NodeUnstageVolume of data", (*crashVolume).unstage, false},
 	{"ControllerUnpublishVolume", (*crashVolume).detach, true},
+	{"CreateSnapshot", (*crashVolume).snapshot, true},
+	{"CreateVolume from a snapshot", func(w *crashVolume) error { return w.createFrom(csiSource(&Source{SnapshotID: snapshotID("snap")})) }, true},
+	{"check", (*crashVolume).checkCopies, false},
+	{"CreateVolumeGroupSnapshot", (*crashVolume).snapshotBoth, true},
 	{"DeleteVolume", (*crashVolume).delete, true},
+	{"check", (*crashVolume).checkCopies, false},
+	{"DeleteSnapshot", (*crashVolume).deleteSnapshot, true},
+	{"DeleteVolumeGroupSnapshot", (*crashVolume).deleteGroup, true},
+	{"DeleteVolume of a copy", func(w *crashVolume) error { return w.second().delete() }, true},
 }
 
 // crashVolume is the CO's view of one volume.
@@ -334,6 +385,86 @@ func (w *crashVolume) delete() error {
 	return err
 }
 
+func (w *crashVolume) modify() error {
+	_, err := w.controller.ControllerModifyVolume(w.ctx(), &csi.ControllerModifyVolumeRequest{
+		VolumeId: w.id, MutableParameters: map[string]string{"readAheadKiB": "64"},
+	})
+	return err
+}
+
+// second is another volume of the same driver.
+func (w *crashVolume) second() *crashVolume {
+	v := *w
+	v.name, v.id = "second", volumeID("second")
+	return &v
+}
+
+func (w *crashVolume) snapshot() error {
+	_, err := w.controller.CreateSnapshot(w.ctx(), &csi.CreateSnapshotRequest{Name: "snap", SourceVolumeId: w.id})
+	return err
+}
+
+func (w *crashVolume) deleteSnapshot() error {
+	_, err := w.controller.DeleteSnapshot(w.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: snapshotID("snap")})
+	return err
+}
+
+func (w *crashVolume) createFrom(source *csi.VolumeContentSource) error {
+	_, err := w.controller.CreateVolume(w.ctx(), &csi.CreateVolumeRequest{
+		Name: "second", VolumeCapabilities: []*csi.VolumeCapability{w.capability()}, VolumeContentSource: source,
+	})
+	return err
+}
+
+func (w *crashVolume) snapshotBoth() error {
+	_, err := w.group(w.id, w.second().id)
+	return err
+}
+
+func (w *crashVolume) deleteGroup() error {
+	_, err := csi.NewGroupControllerClient(w.conn).DeleteVolumeGroupSnapshot(w.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: groupID("group")})
+	return err
+}
+
+// checkCopies looks for the data in all images: those of what was made of the volume
+// have it as the volume has.
+func (w *crashVolume) checkCopies() error {
+	images, err := filepath.Glob(filepath.Join(w.dir, "pool", "*", "*.img"))
+	if err == nil && len(images) < 3 {
+		err = fmt.Errorf("%d images", len(images))
+	}
+	for _, image := range images {
+		data, readErr := readSparse(image)
+		if err = errors.Join(err, readErr); readErr == nil && !bytes.Contains(data, crashData) {
+			err = errors.Join(err, fmt.Errorf("%s lacks the data", image))
+		}
+	}
+	return err
+}
+
+// readSparse leaves the holes out.
+func readSparse(file string) (data []byte, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	for at := int64(0); ; {
+		start, end, err := nextData(f, at)
+		if errors.Is(err, io.EOF) {
+			return data, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		part := make([]byte, end-start)
+		if _, err := f.ReadAt(part, start); err != nil {
+			return nil, err
+		}
+		data, at = append(data, part...), end
+	}
+}
+
 var crashData = bytes.Repeat([]byte("precious "), 100_000)
 
 func (w *crashVolume) file(pod string) string {
@@ -420,7 +551,7 @@ func (w *crashVolume) checkNothingLeft() {
 	if d := w.loops(); len(d) > 0 {
 		w.t.Errorf("loop devices are left: %+v", d)
 	}
-	for _, dir := range []string{"pods", "pool/volumes"} {
+	for _, dir := range []string{"pods", "pool/volumes", "pool/snapshots", "pool/groups"} {
 		left, err := os.ReadDir(filepath.Join(w.dir, dir))
 		if err != nil || len(left) > 0 {
 			w.t.Errorf("%s holds %v (%v), want nothing", dir, left, err)

@@ -22,6 +22,7 @@ import (
 //	volumes/, snapshots/, groups/  see store
 //	groups/<id>.frozen      names volumes that are frozen for a cut
 //	nodes/<node>.json       written by the node plugin when it starts
+//	nodes/<node>.lock       locked by it while it runs
 //
 // A pool by itself has only what the node plugin needs and takes no lock;
 // fileBackend adds the controller's half. Its methods are safe for concurrent
@@ -38,6 +39,8 @@ type pool struct {
 	nodes     *os.Root
 
 	reflink bool // files can share blocks; found out by the controller
+
+	nodeLock *os.File // of a node plugin; nil: another process on this machine has it
 
 	// Set by tests. step runs before each step that changes the directory, and
 	// fails it; space stands in for statfs.
@@ -175,6 +178,9 @@ func (p *pool) openDir(name string) (*os.Root, error) {
 // returned.
 func (p *pool) Close() error {
 	var errs []error
+	if p.nodeLock != nil {
+		errs = append(errs, p.nodeLock.Close())
+	}
 	for _, r := range []*os.Root{p.volumes, p.snapshots, p.groups, p.nodes, p.root} {
 		if r != nil {
 			errs = append(errs, r.Close())

@@ -2,9 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
+	"os"
+	"strings"
 
 	"github.com/csikit/csikit/blocking"
 )
@@ -26,6 +30,9 @@ func openNodePools(ctx context.Context, cfg config, work *blocking.Group, log *s
 			return nil, err
 		}
 		p.name, p.segments = c.Name, c.Segments
+		if err := p.lockNode(cfg.nodeID, log); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
 		if err := p.RegisterNode(cfg.nodeID, cfg.maxVolumes, cfg.topology); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
@@ -35,6 +42,58 @@ func openNodePools(ctx context.Context, cfg config, work *blocking.Group, log *s
 		return n, errors.Join(err, n.Close())
 	}
 	return n, nil
+}
+
+// nodeHolder is the content of nodes/<node>.lock.
+type nodeHolder struct {
+	Host string `json:"host"`
+	Boot string `json:"boot"` // the running kernel
+}
+
+// lockNode makes sure that no other machine is this node: two that had the same ID
+// would both be allowed to mount a volume, and destroy it. The lock dies with its
+// holder; one that is on this machine, such as a predecessor of which a thread still
+// hangs in the kernel, uses the same loop devices and does no harm.
+func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
+	if !nodeIDPattern.MatchString(nodeID) {
+		return nil // RegisterNode says what is wrong
+	}
+	f, err := p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return fail("lock node", nodeID, "%w", err)
+	}
+	self := thisMachine()
+	err = lockFile(f)
+	if errors.Is(err, errBusy) {
+		var holder nodeHolder
+		data, readErr := io.ReadAll(f)
+		if readErr = errors.Join(readErr, json.Unmarshal(data, &holder), f.Close()); readErr == nil && holder.Boot == self.Boot {
+			log.Warn("another process on this machine is the same node", "node_id", nodeID)
+			return nil
+		}
+		return fail("lock node", nodeID, "host %q has the same node ID and runs: give one of them another -node-id", holder.Host)
+	}
+	if err == nil {
+		var data []byte
+		if data, err = json.Marshal(self); err == nil {
+			_, err = f.WriteAt(data, 0)
+			err = errors.Join(err, f.Truncate(int64(len(data))))
+		}
+	}
+	if err != nil {
+		return fail("lock node", nodeID, "%w", errors.Join(err, f.Close()))
+	}
+	p.nodeLock = f
+	return nil
+}
+
+func thisMachine() nodeHolder {
+	host, _ := os.Hostname()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		boot = []byte(host)
+	}
+	return nodeHolder{host, strings.TrimSpace(string(boot))}
 }
 
 func (n nodePools) Close() error {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -469,4 +470,41 @@ func TestControllerTopology(t *testing.T) {
 	}
 	_, err = newController(m, false).GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0]})
 	wantCode(t, err, codes.InvalidArgument)
+}
+
+// Two machines with one node ID would both be allowed to mount a volume.
+func TestNodeIDIsTaken(t *testing.T) {
+	needLinux(t)
+	dir := filepath.Join(t.TempDir(), "pool")
+	open := func() (nodePools, error) {
+		cfg := config{pools: poolFlags{list: []poolConfig{{Name: "default", Dir: dir}}}, nodeID: "n"}
+		return openNodePools(t.Context(), cfg, new(blocking.Group), slog.New(slog.DiscardHandler))
+	}
+	first, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	same, err := open() // on this machine, as in a restart that overlaps
+	if err != nil {
+		t.Fatal(err)
+	}
+	same.Close()
+	lock := filepath.Join(dir, "nodes", "n.lock")
+	sound, err := os.ReadFile(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{`{"host":"other","boot":"x"}`, "", "{"} {
+		write(t, lock, text)
+		if _, err := open(); err == nil || !strings.Contains(err.Error(), "another -node-id") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	write(t, lock, string(sound))
+	first.Close()
+	next, err := open() // the lock is gone with its holder, whoever that was
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
 }

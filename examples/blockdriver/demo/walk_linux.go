@@ -420,6 +420,7 @@ func (w *walk) left(context.Context) error {
 		// The pool itself stays: it is the storage, and now an empty one.
 		w.pool(), filepath.Join(w.pool(), ".csikit-pool"), filepath.Join(w.pool(), "volumes"), filepath.Join(w.pool(), "snapshots"), filepath.Join(w.pool(), "groups"),
 		filepath.Join(w.pool(), "nodes"), filepath.Join(w.pool(), "nodes", "demo-node.json"),
+		filepath.Join(w.pool(), "nodes", "demo-node.lock"),
 	}
 	for _, f := range filesBelow(w.dir, expected...) {
 		left = append(left, "file "+f)
