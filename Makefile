@@ -38,7 +38,7 @@ test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machine
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
-	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver ./examples/nfsdriver
 
 .PHONY: fuzz
 fuzz: ## every fuzz test for FUZZTIME (default 30s)

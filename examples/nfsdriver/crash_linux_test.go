@@ -21,11 +21,12 @@ import (
 // driver then gets the same request again, which must succeed, and the rest of the
 // walk, at whose end the data must have been intact and nothing be left.
 func TestCrash(t *testing.T) {
-	counts, _ := crashWalk(t, -1, 0)
+	shares := newShares(t) // in memory: fsync costs nothing
+	counts, _ := crashWalk(t, shares, -1, 0)
 	kills := 0
 	for step := range crashSteps {
 		for n := 1; n <= counts[step]; n++ {
-			_, killed := crashWalk(t, step, n)
+			_, killed := crashWalk(t, shares, step, n)
 			if t.Failed() {
 				t.Fatalf("after SIGKILL at call %d of %d of %s", n, counts[step], crashSteps[step].name)
 			}
@@ -101,8 +102,8 @@ func (w *crashed) command() *exec.Cmd {
 // crashWalk does the walk in a directory of its own, killing the driver at the n-th
 // call of one step, if the step has so many this time. With a negative step it only
 // counts.
-func crashWalk(t *testing.T, killAt, n int) (counts []int, killed bool) {
-	dir, err := os.MkdirTemp("", "nfs")
+func crashWalk(t *testing.T, shares string, killAt, n int) (counts []int, killed bool) {
+	dir, err := os.MkdirTemp(shares, "w")
 	must(t, err)
 	defer os.RemoveAll(dir)
 	w := &crashed{co: newCO(t, "unix://"+dir+"/csi.sock", localClass), dir: dir, share: filepath.Join(dir, "a")}
