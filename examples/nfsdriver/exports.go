@@ -153,9 +153,12 @@ func (m *mounted) unmountIfIdle() {
 	}
 }
 
-// Close unmounts what no call uses any more. What still hangs stays, and is
-// unmounted at the next start.
+// Close waits a little for those who use an export, and unmounts what nobody uses any
+// more. What still hangs stays, and is unmounted at the next start.
 func (x *exports) Close() {
+	for end := time.Now().Add(2 * time.Second); x.used() && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
 	x.mu.Lock()
 	var idle []*mounted
 	for _, m := range x.open {
@@ -169,6 +172,17 @@ func (x *exports) Close() {
 		all.Go(m.unmountIfIdle)
 	}
 	all.Wait()
+}
+
+func (x *exports) used() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, m := range x.open {
+		if m.users > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // exportRow is a mount on the debug page.

@@ -21,6 +21,10 @@ type job struct {
 // A binary runs in its package's directory, as root, with TMPDIR on a tmpfs.
 var table = []job{
 	{pkg: "./csitest/nfsd", timeout: 5 * time.Minute},
+	// csi-sanity can run once in a process; the others are apart to share the kernels.
+	{pkg: "./examples/nfsdriver", run: "TestNFSSanity", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|BadInput|Kills)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFSFaults", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 }
 
 // kernels are Debian's: the first has no statmount(2) and no listmount(2), Linux 6.8.
