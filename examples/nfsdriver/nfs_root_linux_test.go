@@ -79,18 +79,19 @@ func TestNFSSanity(t *testing.T) {
 
 // A tree with every kind of file survives a snapshot and its restore, and a clone.
 func TestNFSTree(t *testing.T) {
+	s := nfsd.Start(t)
 	for _, version := range []string{"4.2", "4.1", "3"} {
 		t.Run(version, func(t *testing.T) {
-			s := nfsd.Start(t)
-			s.Export("share", writable)
-			c := newCO(t, startNFS(t), classOf(s, "share"))
+			share := "share" + version
+			s.Export(share, writable)
+			c := newCO(t, startNFS(t), classOf(s, share))
 			c.flags = []string{"nolock,vers=" + version}
 			v := c.mustCreate("pvc-1")
 			must(t, c.publish(v, "a"))
 			t.Logf("the tree has %s", strings.Join(makeTree(t, c.target("a"), 10, 16<<20), ", "))
 			// As a program on the server may have done:
-			must(t, unix.Setxattr(s.Dir("share/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
-			want := describe(t, s.Dir("share/pvc-1"))
+			must(t, unix.Setxattr(s.Dir(share + "/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
+			want := describe(t, s.Dir(share + "/pvc-1"))
 			var id string
 			var restored, clone *csi.Volume
 			must(t, again(func() (err error) {
@@ -109,21 +110,21 @@ func TestNFSTree(t *testing.T) {
 					got["sparse"] = want["sparse"]
 				}
 				compareTrees(t, got, want)
-				sameSparse(t, s.Dir("share/pvc-1/sparse"), s.Dir(subDir+"/sparse"))
+				sameSparse(t, s.Dir(share + "/pvc-1/sparse"), s.Dir(subDir+"/sparse"))
 			}
-			compare("share/pvc-2")
+			compare(share + "/pvc-2")
 			must(t, again(func() (err error) {
 				clone, err = c.create("pvc-3", "volume", restored.GetVolumeId())
 				return err
 			}))
-			compare("share/pvc-3")
+			compare(share + "/pvc-3")
 			must(t, c.publish(restored, "b"))
 			if data, err := os.ReadFile(filepath.Join(c.target("b"), "plain")); err != nil || string(data) != "precious" {
 				t.Errorf("the pod reads %q (%v)", data, err)
 			}
 			must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(restored, "b"), c.deleteSnapshot(id)))
 			must(t, errors.Join(c.delete(v.GetVolumeId()), c.delete(restored.GetVolumeId()), c.delete(clone.GetVolumeId())))
-			wantShare(t, s.Dir("share"))
+			wantShare(t, s.Dir(share))
 		})
 	}
 }
@@ -200,22 +201,26 @@ func fill(t *testing.T, name string) {
 func TestNFSFaults(t *testing.T) {
 	type fault struct {
 		name       string
-		begin, end func(s *nfsd.Server)
+		begin, end func(s *nfsd.Server, share string)
 	}
+	on := func(do func(*nfsd.Server)) func(*nfsd.Server, string) {
+		return func(s *nfsd.Server, _ string) { do(s) }
+	}
+	s, healthy := nfsd.Start(t), nfsd.Start(t)
 	for _, f := range []fault{
-		{"nfsd stopped", (*nfsd.Server).Stop, (*nfsd.Server).Start},
-		{"network drops", (*nfsd.Server).Drop, (*nfsd.Server).Mend},
-		{"interface down", (*nfsd.Server).Unplug, (*nfsd.Server).Mend},
-		{"export withdrawn", func(s *nfsd.Server) { s.Withdraw("share") }, func(s *nfsd.Server) { s.Export("share", writable) }},
-		{"another file system", (*nfsd.Server).Replace, func(*nfsd.Server) {}},
+		{"nfsd stopped", on((*nfsd.Server).Stop), on((*nfsd.Server).Start)},
+		{"network drops", on((*nfsd.Server).Drop), on((*nfsd.Server).Mend)},
+		{"interface down", on((*nfsd.Server).Unplug), on((*nfsd.Server).Mend)},
+		{"export withdrawn", (*nfsd.Server).Withdraw, func(s *nfsd.Server, share string) { s.Export(share, writable) }},
+		{"another file system", on((*nfsd.Server).Replace), on(func(*nfsd.Server) {})},
 	} {
 		t.Run(f.name, func(t *testing.T) {
-			s, healthy := nfsd.Start(t), nfsd.Start(t)
-			s.Export("share", writable)
-			healthy.Export("share", writable)
+			share := strings.ReplaceAll(f.name, " ", "-")
+			s.Export(share, writable)
+			healthy.Export(share, writable)
 			endpoint := startNFS(t, quick...)
-			c := newCO(t, endpoint, classOf(s, "share"))
-			other := newCO(t, endpoint, classOf(healthy, "share"))
+			c := newCO(t, endpoint, classOf(s, share))
+			other := newCO(t, endpoint, classOf(healthy, share))
 			timed := func(what string, do func() error) (time.Duration, error) {
 				start := time.Now()
 				err := do()
@@ -239,7 +244,7 @@ func TestNFSFaults(t *testing.T) {
 			must(t, errors.Join(c.publish(v, "a"), c.publish(v, "b"), c.stats(v, "a"), other.publish(u, "a")))
 			must(t, os.WriteFile(filepath.Join(c.target("a"), "file"), []byte("data"), 0o600))
 
-			f.begin(s)
+			f.begin(s, share)
 			create := func() error { _, err := c.create("pvc-3"); return err }
 			bounded("stats", func() error { return c.stats(v, "a") })
 			bounded("stats again", func() error { return c.stats(v, "b") })
@@ -260,7 +265,7 @@ func TestNFSFaults(t *testing.T) {
 			bounded("unpublish", func() error { return c.unpublish(v, "b") })
 			c.gone("b")
 
-			f.end(s)
+			f.end(s, share)
 			timed("back: create", func() error { return again(create) })
 			if f.name == "another file system" {
 				timed("back: publish", func() error { return again(func() error { return c.publish(w, "c") }) })
@@ -283,7 +288,7 @@ func TestNFSFaults(t *testing.T) {
 			r, err := c.create("pvc-3")
 			must(t, err)
 			must(t, c.delete(r.GetVolumeId()))
-			wantShare(t, s.Dir("share"))
+			wantShare(t, s.Dir(share))
 			must(t, errors.Join(other.unpublish(u, "a"), other.unpublish(u, "b")))
 			if m := mountsBelow(t, c.pods); len(m) > 0 {
 				t.Errorf("mounts are left: %v", m)
