@@ -22,7 +22,8 @@ func TestVolumeID(t *testing.T) {
 	}
 }
 
-// What is not exactly how the driver writes an ID leads nowhere.
+// What is not exactly how the driver writes an ID leads nowhere
+// (kubernetes-csi/csi-driver-nfs#1241: an empty part led to the share).
 func TestBadVolumeID(t *testing.T) {
 	for _, id := range []string{
 		"", "vol-1", "nas#srv#pvc-1##", "vol2#nas#/srv#a#delete", "snap1#nas#/srv#a#delete",

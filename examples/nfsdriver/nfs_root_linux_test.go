@@ -90,8 +90,8 @@ func TestNFSTree(t *testing.T) {
 			must(t, c.publish(v, "a"))
 			t.Logf("the tree has %s", strings.Join(makeTree(t, c.target("a"), 10, 16<<20), ", "))
 			// As a program on the server may have done:
-			must(t, unix.Setxattr(s.Dir(share + "/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
-			want := describe(t, s.Dir(share + "/pvc-1"))
+			must(t, unix.Setxattr(s.Dir(share+"/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
+			want := describe(t, s.Dir(share+"/pvc-1"))
 			var id string
 			var restored, clone *csi.Volume
 			must(t, again(func() (err error) {
@@ -110,7 +110,7 @@ func TestNFSTree(t *testing.T) {
 					got["sparse"] = want["sparse"]
 				}
 				compareTrees(t, got, want)
-				sameSparse(t, s.Dir(share + "/pvc-1/sparse"), s.Dir(subDir+"/sparse"))
+				sameSparse(t, s.Dir(share+"/pvc-1/sparse"), s.Dir(subDir+"/sparse"))
 			}
 			compare(share + "/pvc-2")
 			must(t, again(func() (err error) {

@@ -93,7 +93,7 @@ func TestCreateVolume(t *testing.T) {
 	wantShare(t, share, "pvc-1", "team")
 }
 
-// Somebody's files are nobody's volume.
+// Somebody's files are nobody's volume (kubernetes-csi/csi-driver-nfs#1241).
 func TestForeignFilesAreSafe(t *testing.T) {
 	c, share := newLocalController(t)
 	outside := filepath.Join(filepath.Dir(share), "outside")
@@ -130,6 +130,8 @@ func TestForeignFilesAreSafe(t *testing.T) {
 	}
 }
 
+// kubernetes-csi/csi-driver-nfs#855: a parent that was to be empty took all other
+// volumes with it.
 func TestDeleteVolume(t *testing.T) {
 	c, share := newLocalController(t)
 	write := func(subDir string) {
