@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -11,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -230,5 +233,65 @@ func TestImpatientCaller(t *testing.T) {
 		}
 		close(hang)
 		synctest.Wait()
+	})
+}
+
+// breakerMeters keeps the callback that asks for the state.
+type breakerMeters struct {
+	metricnoop.MeterProvider
+	ask metric.Callback
+}
+
+type breakerMeter struct {
+	metricnoop.Meter
+	p *breakerMeters
+}
+
+type breakerObserver struct {
+	metricnoop.Observer
+	said []string
+}
+
+func (p *breakerMeters) Meter(string, ...metric.MeterOption) metric.Meter { return breakerMeter{p: p} }
+
+func (m breakerMeter) RegisterCallback(f metric.Callback, _ ...metric.Observable) (metric.Registration, error) {
+	m.p.ask = f
+	return metricnoop.Registration{}, nil
+}
+
+func (o *breakerObserver) ObserveInt64(_ metric.Int64Observable, v int64, opts ...metric.ObserveOption) {
+	attributes := metric.NewObserveConfig(opts).Attributes()
+	server, _ := attributes.Value("server")
+	o.said = append(o.said, fmt.Sprint(server.AsString(), " ", v))
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, p := testServers(), &breakerMeters{}
+		if err := s.Instrument(p); err != nil {
+			t.Fatal(err)
+		}
+		want := func(state string) {
+			t.Helper()
+			o := &breakerObserver{}
+			if err := p.ask(t.Context(), o); err != nil || strings.Join(o.said, ", ") != state {
+				t.Errorf("breaker and hanging calls are %q (%v), want %q", o.said, err, state)
+			}
+		}
+		hang := make(chan struct{})
+		want("")
+		if _, err := s.Do(t.Context(), testExport, "x", func(*job) (any, error) { return nil, nil }); err != nil {
+			t.Error(err)
+		}
+		want("nas 0, nas 0")
+		if _, err := s.Do(t.Context(), testExport, "x", func(*job) (any, error) { <-hang; return nil, nil }); err == nil {
+			t.Error("no error")
+		}
+		want("nas 2, nas 1")
+		time.Sleep(minRest)
+		want("nas 1, nas 1")
+		close(hang)
+		synctest.Wait()
+		want("nas 0, nas 0")
 	})
 }

@@ -90,6 +90,9 @@ func work[T any](ctx context.Context, b *dirBackend, e export, key string, fn fu
 			v, err = fn(j, s)
 			return err
 		})
+		if path := (*fs.PathError)(nil); errors.As(err, &path) { // it knows the path in the export alone
+			err = fmt.Errorf("%s: %w", e, err)
+		}
 		return v, err
 	})
 	t, _ := v.(T) // a nil any has no type
