@@ -52,7 +52,7 @@ func (l *line) command(ctx context.Context, command string, patience time.Durati
 		return 0, err
 	}
 	// The empty line is for an output that does not end with a line.
-	if _, err := fmt.Fprintf(l.conn, "(%s) 2>&1; echo; echo '%s'$?\n", command, marker); err != nil {
+	if _, err := fmt.Fprintf(l.conn, "(%s) 2>&1; status=$?; echo; echo '%s'$status\n", command, marker); err != nil {
 		return 0, err
 	}
 	held := false // an empty line that may be ours
