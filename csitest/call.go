@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -56,6 +57,12 @@ func (r *recorder) all() []*Call {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]*Call(nil), r.calls...)
+}
+
+func (r *recorder) any(is func(*Call) bool) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.calls, is)
 }
 
 func (r *recorder) count() int {

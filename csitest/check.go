@@ -183,6 +183,9 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	}
 	before := r.record.count()
 	r.try(ctx, &x)
+	if rule.judge != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
+		x.Outcome, x.Reason, x.Flag = NotRun, "it judges the calls of other rules, and none made one", "-rules with others, such as controller."
+	}
 	x.Calls = r.record.count() - before
 	x.Took = time.Since(x.Begin)
 	return x

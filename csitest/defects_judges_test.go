@@ -92,6 +92,7 @@ var responseDefects = []defect{
 				e.Volume.ContentSource = &csi.VolumeContentSource{}
 			}
 		}),
+		rules: []string{"controller.list."},
 	},
 	{
 		breaks: "response.capability", does: "a snapshot's topology without the capability",
@@ -171,6 +172,7 @@ var responseDefects = []defect{
 			var n atomic.Int32
 			return volumeChanged(func(v *csi.Volume) { v.VolumeContext["n"] = strings.Repeat("x", int(n.Add(1)%2)) })
 		}(),
+		rules: []string{"controller.create.idempotent"},
 	},
 	{
 		breaks: "response.topology-prefix", does: "the node has another prefix",

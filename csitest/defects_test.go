@@ -114,31 +114,8 @@ var createDefects = []defect{
 	},
 	{
 		breaks: "controller.create.parallel", does: "ALREADY_EXISTS while the name is being made",
-		unary: func() grpc.UnaryServerInterceptor {
-			var mu sync.Mutex
-			busy := map[string]bool{}
-			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				r, ok := req.(*csi.CreateVolumeRequest)
-				if !ok {
-					return handler(ctx, req)
-				}
-				mu.Lock()
-				other := busy[r.GetName()]
-				busy[r.GetName()] = true
-				mu.Unlock()
-				if other {
-					return nil, status.Error(codes.AlreadyExists, "in the making")
-				}
-				defer func() {
-					mu.Lock()
-					defer mu.Unlock()
-					delete(busy, r.GetName())
-				}()
-				time.Sleep(5 * time.Millisecond) // slow, so that the others come meanwhile
-				return handler(ctx, req)
-			}
-		}(),
-		also: map[string]string{"controller.create.after-cancel": "the cancelled call is still under way"},
+		unary: whileBusy(func(r *csi.CreateVolumeRequest) string { return r.GetName() }, codes.AlreadyExists),
+		also:  map[string]string{"controller.create.after-cancel": "the cancelled call is still under way"},
 	},
 	{
 		breaks: "controller.create.after-cancel", does: "a name whose request was cancelled stays taken",
@@ -404,7 +381,7 @@ var attachDefects = []defect{
 					if done[r.GetVolumeId()] {
 						return nil, errMissing
 					}
-					done[r.GetVolumeId()] = true
+					done[r.GetVolumeId()] = r.GetVolumeId() != ""
 				}
 				return handler(ctx, req)
 			}

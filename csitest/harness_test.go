@@ -29,6 +29,7 @@ type defect struct {
 	leaves     bool                   // it cannot be cleaned up after
 	kernel     bool                   // the rule looks at mounts: the driver makes some
 	log        func(method string, req proto.Message) string
+	rules      []string // that are needed beside a sample
 }
 
 // reference serves the reference driver, with the defect, as a target.

@@ -12,7 +12,13 @@ import (
 var responseRules = []Rule{
 	response("required", "what is required is there", "An object without its ID cannot be deleted."),
 	response("size", "strings and maps are no larger than allowed", "A CO may cut off or refuse what is larger, and an ID that was cut off is another one."),
-	response("enum", "enum values are ones that CSI has", "A CO ignores what it does not know, and UNKNOWN says nothing."),
+	{
+		ID: "response.enum", Level: Should, Spec: "csi.proto",
+		Title: "enum values are ones that CSI has",
+		Why: "A CO ignores what it does not know. Only a driver for a newer CSI than this program's, or for one whose value was removed, " +
+			"has a reason to send it.",
+		judge: judgeResponse("enum", "a value of CSI v1.13"),
+	},
 	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
 	response("non-negative", "sizes are not negative", "A negative size is a large one to whoever converts it."),
 	response("positive", "what must be more than zero is", "A block of no bytes makes a backup run for ever."),
@@ -38,14 +44,18 @@ var responseRules = []Rule{
 func response(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "csi.proto", Title: title, Why: why,
-		judge: eachCall(func(c *Case, call *Call) {
-			for _, v := range call.Invalid {
-				if v.Rule == rule {
-					c.breach(call, title, v.Field+" "+v.Text)
-				}
-			}
-		}),
+		judge: judgeResponse(rule, title),
 	}
+}
+
+func judgeResponse(rule, want string) func(*Case, []*Call) {
+	return eachCall(func(c *Case, call *Call) {
+		for _, v := range call.Invalid {
+			if v.Rule == rule {
+				c.breach(call, want, v.Field+" "+v.Text)
+			}
+		}
+	})
 }
 
 // history judges answers by those before. The calls are taken in the order in which
