@@ -109,6 +109,9 @@ func (n *conn) end(call *Call, err error) {
 	if call.Volume == "" && call.Response != nil {
 		call.Volume = volumeOf(call.Response)
 	}
+	if call.Code() == codes.Unavailable || call.Code() == codes.DeadlineExceeded {
+		n.c.lost.Store(true)
+	}
 	n.c.ledger.note(call)
 	n.c.run.record.add(call)
 }

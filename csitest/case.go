@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -31,6 +32,7 @@ type Case struct {
 	ledger *ledger
 	n      int // of the case in the run
 	names  int
+	lost   atomic.Bool // a call found nobody, or no answer
 
 	mu       sync.Mutex
 	failures []Failure

@@ -30,7 +30,7 @@ type run struct {
 	target           Target
 	cfg              Config
 	node, controller *grpc.ClientConn // one and the same unless the target has two
-	process          *process         // nil unless the target is started here
+	processes        []*process       // empty unless the target is started here
 	info             *csi.GetPluginInfoResponse
 	has              csispec.Capabilities
 	nodeID           string
@@ -53,12 +53,25 @@ type run struct {
 // When ctx ends the rule under way is ended, cleaned up after, and the rest is
 // reported as not run. Cleaning up has its own time and goes on then.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
+	var selected []Rule
+	for _, rule := range Rules() {
+		if selects(cfg.Rules, rule.ID) {
+			selected = append(selected, rule)
+		}
+	}
+	if len(selected) == 0 {
+		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(cfg.Rules, ","))
+	}
+	return checkRules(ctx, target, cfg, selected)
+}
+
+// checkRules is Check with rules that are given.
+func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule) (*Report, error) {
 	r := &run{target: target, cfg: cfg, offered: map[bool]bool{}, report: &Report{Begin: time.Now(), DryRun: cfg.DryRun}}
-	selected, err := r.configure()
-	if err != nil {
+	if err := r.configure(); err != nil {
 		return nil, err
 	}
-	defer r.close()
+	defer func() { r.report.Stopped = r.close() }()
 	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -110,26 +123,20 @@ func Run(t *testing.T, target Target, cfg Config) {
 	}
 }
 
-// configure fills in the defaults and selects the rules.
-func (r *run) configure() ([]Rule, error) {
-	if r.target.Endpoint == "" {
-		return nil, errors.New("csitest: an endpoint is required, such as unix:///run/csi/csi.sock")
-	}
-	if r.target.Start != nil && r.target.Restart != nil {
-		return nil, errors.New("csitest: the driver is either started here or restarted by a command of its own, not both")
-	}
-	var selected []Rule
-	for _, rule := range Rules() {
-		if selects(r.cfg.Rules, rule.ID) {
-			selected = append(selected, rule)
-		}
-	}
-	if len(selected) == 0 {
-		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(r.cfg.Rules, ","))
+// configure fills in the defaults.
+func (r *run) configure() error {
+	t := r.target
+	switch {
+	case t.Endpoint == "":
+		return errors.New("csitest: an endpoint is required, such as unix:///run/csi/csi.sock")
+	case t.Start != nil && t.Restart != nil:
+		return errors.New("csitest: the driver is either started here or restarted by a command of its own, not both")
+	case t.StartController != nil && (t.Start == nil || t.ControllerEndpoint == ""):
+		return errors.New("csitest: a controller plugin that is started here has an endpoint of its own, and the node plugin is started here as well")
 	}
 	r.cfg.Prefix = cmp.Or(r.cfg.Prefix, "csicheck-"+strings.ToLower(rand.Text()[:6]))
 	if len(r.cfg.Prefix) > 64 {
-		return nil, fmt.Errorf("csitest: the prefix %q has more than 64 bytes", r.cfg.Prefix)
+		return fmt.Errorf("csitest: the prefix %q has more than 64 bytes", r.cfg.Prefix)
 	}
 	r.cfg.CleanupTimeout = cmp.Or(r.cfg.CleanupTimeout, time.Minute)
 	r.cfg.Size = cmp.Or(r.cfg.Size, 1<<30)
@@ -143,9 +150,9 @@ func (r *run) configure() ([]Rule, error) {
 		r.dir, err = os.MkdirTemp(dir, "csicheck-")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("csitest: kubelet's directory: %w", err)
+		return fmt.Errorf("csitest: kubelet's directory: %w", err)
 	}
-	return selected, nil
+	return nil
 }
 
 func (r *run) progress(done, total int, rule Rule, result *Result) {
@@ -226,8 +233,8 @@ func (r *run) try(ctx context.Context, x *Result) {
 			return // what it may still be doing is not ours to undo
 		}
 	}
-	r.clean(ctx, c)
 	r.revive(ctx, c)
+	r.clean(ctx, c)
 	x.Failures = c.failures
 	switch {
 	case broken != "":

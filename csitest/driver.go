@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/exec"
 	"strings"
 	"time"
 
@@ -20,12 +21,17 @@ import (
 
 // connect starts the driver, if that is asked for, and waits until it is ready.
 func (r *run) connect(ctx context.Context) error {
-	if r.target.Start != nil {
-		r.process = newProcess(r.target.Start)
-		if err := r.process.start(); err != nil {
+	for _, command := range []func() *exec.Cmd{r.target.Start, r.target.StartController} {
+		if command == nil {
+			continue
+		}
+		p := newProcess(command)
+		if err := p.start(); err != nil {
 			return err
 		}
-	} else if r.target.Log != "" {
+		r.processes = append(r.processes, p)
+	}
+	if len(r.processes) == 0 && r.target.Log != "" {
 		r.logFrom = fileSize(r.target.Log)
 	}
 	var err error
@@ -90,51 +96,90 @@ func (r *run) ready(ctx context.Context) error {
 	return nil
 }
 
-// exited is an error if the driver that was started here is no more.
+// exited is an error if a process that was started here is no more.
 func (r *run) exited() error {
-	if r.process == nil {
-		return nil
+	for _, p := range r.processes {
+		select {
+		case <-p.exited:
+			return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", p.err, p.log.tail(2<<10))
+		default:
+		}
 	}
-	select {
-	case <-r.process.exited:
-		return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", r.process.err, r.process.log.tail(2<<10))
-	default:
-		return nil
+	return nil
+}
+
+// revive starts a driver anew that died or went mute during the case, which is the
+// case's fault.
+func (r *run) revive(ctx context.Context, c *Case) {
+	if ctx.Err() != nil {
+		return
+	}
+	err := r.exited()
+	if err == nil && c.lost.Load() {
+		err = r.answers(ctx)
+	}
+	if err == nil {
+		return
+	}
+	c.error("the driver runs on, and answers", "%v", err)
+	if restartable.met(r) {
+		if err := r.restart(ctx); err != nil {
+			c.error("the driver starts again", "%v", err)
+		}
 	}
 }
 
-// revive starts a driver anew that exited during the case, which is the case's fault.
-func (r *run) revive(ctx context.Context, c *Case) {
-	err := r.exited()
-	if err == nil || ctx.Err() != nil {
-		return
-	}
-	c.error("the driver runs on", "%v", err)
-	if err := errors.Join(r.process.start(), r.ready(ctx)); err != nil {
-		c.error("the driver starts again", "%v", err)
+// answers tells whether the driver still does, which takes it a moment under load.
+func (r *run) answers(ctx context.Context) error {
+	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+		if err := r.exited(); err != nil {
+			return err
+		}
+		probe, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err := csi.NewIdentityClient(r.node).Probe(probe, &csi.ProbeRequest{})
+		if err == nil && r.controller != r.node {
+			_, err = csi.NewIdentityClient(r.controller).Probe(probe, &csi.ProbeRequest{})
+		}
+		cancel()
+		if err == nil || time.Since(begin) > 5*time.Second {
+			return err
+		}
 	}
 }
 
 // restart kills the driver with -9, starts it again and waits until it is ready.
-func (c *Case) restart() {
-	r := c.run
-	if r.process != nil {
-		r.process.kill()
-		if err := r.process.start(); err != nil {
-			c.fail("the driver starts again after kill -9", "%v", err)
-		}
-	} else if err := r.target.Restart(c.ctx); err != nil {
-		panic(fmt.Sprintf("restart the driver: %v", err))
+func (r *run) restart(ctx context.Context) error {
+	for _, p := range r.processes {
+		p.kill()
 	}
-	if err := r.ready(c.ctx); err != nil {
+	for _, p := range r.processes {
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	if len(r.processes) == 0 {
+		if err := r.target.Restart(ctx); err != nil {
+			return fmt.Errorf("csitest: restart the driver: %w", err)
+		}
+	}
+	return r.ready(ctx)
+}
+
+// restart kills the driver with -9, starts it again and waits until it is ready.
+func (c *Case) restart() {
+	if err := c.run.restart(c.ctx); err != nil {
 		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
 	}
 }
 
 // log is what the driver has logged since the run began.
 func (c *Case) log() []byte {
-	if c.run.process != nil {
-		return c.run.process.log.bytes()
+	if len(c.run.processes) > 0 {
+		var all []byte
+		for _, p := range c.run.processes {
+			all = append(all, p.log.bytes()...)
+		}
+		return all
 	}
 	text, err := readFrom(c.run.target.Log, c.run.logFrom)
 	if err != nil {
@@ -259,13 +304,15 @@ func (r *run) validate(m proto.Message) []csispec.Violation {
 	return violations(csispec.Validate(m, r.validation...))
 }
 
-func (r *run) close() {
+// close ends the processes that were started here, and tells how they went.
+func (r *run) close() (stopped []string) {
 	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {
 		if cc != nil {
 			_ = cc.Close() // the second time of one connection is an error
 		}
 	}
-	if r.process != nil {
-		r.process.stop()
+	for _, p := range r.processes {
+		stopped = append(stopped, p.stop())
 	}
+	return stopped
 }

@@ -1,13 +1,45 @@
 package csitest
 
 import (
+	"context"
 	"flag"
+	"fmt"
+	"net"
+	"os"
+	"path"
 	"testing"
 
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/refdriver"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "8") // many defects are waited for; the command line goes first
-	gate.Main(m)
+	gate.Main(m, gate.Role("reference", referenceProcess))
+}
+
+// referenceProcess is the reference driver as a program: its arguments are the socket
+// and, if it is to have one, a call at which it dies.
+func referenceProcess() {
+	os.Remove(os.Args[1]) // of the one that was killed
+	lis, err := net.Listen("unix", os.Args[1])
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	dies := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if len(os.Args) > 2 && path.Base(info.FullMethod) == os.Args[2] {
+			fmt.Fprintln(os.Stderr, "panic: at the disco")
+			os.Exit(2)
+		}
+		return handler(ctx, req)
+	}
+	d := &refdriver.Driver{State: refdriver.NewState(), Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+	if err := d.Serve(context.Background(), lis, []grpc.UnaryServerInterceptor{dies}, nil); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 }

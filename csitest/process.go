@@ -28,6 +28,8 @@ func (p *process) start() error {
 	p.cmd.Stderr = tee(p.cmd.Stderr, &p.log)
 	ownGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
+		p.err = err
+		close(p.exited)
 		return fmt.Errorf("csitest: start the driver: %w", err)
 	}
 	go func(cmd *exec.Cmd, exited chan struct{}) {
@@ -48,21 +50,31 @@ func tee(w io.Writer, log io.Writer) io.Writer {
 
 // kill ends the process and those that it has started with SIGKILL.
 func (p *process) kill() {
+	select {
+	case <-p.exited: // its ID may be another's by now
+		return
+	default:
+	}
 	killGroup(p.cmd)
 	<-p.exited
 }
 
-// stop lets the process end by itself first.
-func (p *process) stop() {
-	if p.cmd == nil || p.cmd.Process == nil {
-		return
+// stop lets the process end by itself first, and tells how that went.
+func (p *process) stop() string {
+	select {
+	case <-p.exited:
+		return p.err.Error()
+	default:
 	}
+	begin := time.Now()
 	terminate(p.cmd)
 	select {
 	case <-p.exited:
+		return fmt.Sprintf("%v, %.1f s after SIGTERM", p.err, time.Since(begin).Seconds())
 	case <-time.After(10 * time.Second):
 	}
 	p.kill()
+	return "killed: it did not end within 10 s of SIGTERM"
 }
 
 // A buffer holds what the driver has printed.

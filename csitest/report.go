@@ -40,7 +40,9 @@ type Report struct {
 	Results      []Result // in the order of Rules
 	Calls        []*Call  // all that were made
 	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
-	NotCleaned  []string
+	NotCleaned []string
+	// Stopped is how the processes of a driver that was started here ended.
+	Stopped     []string
 	Interrupted bool
 	DryRun      bool
 	Begin       time.Time

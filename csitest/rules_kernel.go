@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 )
 
@@ -18,11 +17,11 @@ var kernelRules = []Rule{
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *Case) {
 			v := c.volume().up("a")
-			if n := mountsAt(v.targetPath("a")); n != 1 {
+			if n := len(mountsAt(v.targetPath("a"))); n != 1 {
 				c.fail("one mount at the target path", "%d", n)
 			}
-			if v.unpublish("a"); mountsAt(v.targetPath("a")) != 0 {
-				c.fail("no mount at the target path after NodeUnpublishVolume", "%d", mountsAt(v.targetPath("a")))
+			if n := len(mountsAt(v.unpublish("a").targetPath("a"))); n != 0 {
+				c.fail("no mount at the target path after NodeUnpublishVolume", "%d", n)
 			}
 		},
 	},
@@ -37,7 +36,7 @@ var kernelRules = []Rule{
 				v.stage().publish("a")
 			}
 			for _, path := range []string{v.targetPath("a"), v.stagingPath()} {
-				if n := mountsAt(path); n > 1 {
+				if n := len(mountsAt(path)); n > 1 {
 					c.error("one mount at "+path, "%d", n)
 				}
 			}
@@ -106,42 +105,3 @@ var kernelRules = []Rule{
 		},
 	},
 }
-
-// write makes a file durable, or fails the rule.
-func (c *Case) write(path string, data []byte) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err == nil {
-		_, err = f.Write(data)
-		err = errors.Join(err, f.Sync(), f.Close())
-	}
-	if err != nil {
-		c.fail("a volume that can be written", "%v", err)
-	}
-}
-
-// deviceSize is where the end of the device is.
-func deviceSize(path string) (int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return f.Seek(0, 2)
-}
-
-// mountsAt counts the mounts at a path.
-func mountsAt(path string) (n int) {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		panic(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 4 && unescape(f[4]) == path {
-			n++
-		}
-	}
-	return n
-}
-
-// unescape undoes what mountinfo does to white space and backslashes.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

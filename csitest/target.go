@@ -18,6 +18,9 @@ type Target struct {
 	// and its output is read; the process is killed with -9 by some rules and
 	// started again. Nil if the driver runs already.
 	Start func() *exec.Cmd
+	// StartController makes the command that runs the controller plugin, for a
+	// target with a ControllerEndpoint whose processes are both started here.
+	StartController func() *exec.Cmd
 	// Restart kills a driver that runs already with -9 and starts it again. It need
 	// not wait until the driver is ready.
 	Restart func(context.Context) error

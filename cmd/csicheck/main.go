@@ -26,6 +26,9 @@ Usage:
   csicheck -list                                         print the rules
   csicheck explain RULE                                  what a rule wants, and why
   csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
+  csicheck -endpoint … walk [ext4 xfs block …]           lead a volume of each kind from CreateVolume to two pods
+                                                         and back, and print how long each step took
+  csicheck -endpoint … load [-volumes 100] [-clients 10] bring many volumes up and down, and print rates and latencies
 
 Volumes are made, written and deleted: use storage that nobody needs. All that is
 made has a name that begins with -prefix, and is removed in the end, also after Ctrl-C.
@@ -56,7 +59,8 @@ func main() {
 type options struct {
 	target                               csitest.Target
 	cfg                                  csitest.Config
-	start, restart, rules, json, junit   string
+	start, startController, restart      string
+	rules, json, junit, html             string
 	secrets, parameters, mutable, kernel string
 	list                                 bool
 }
@@ -89,6 +93,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	switch {
 	case len(rest) == 0:
 		return o.check(ctx, stdout, stderr)
+	case rest[0] == "walk":
+		return o.walk(ctx, rest[1:], stdout)
+	case rest[0] == "load":
+		return o.load(ctx, rest[1:], stdout, stderr)
 	case rest[0] == "call":
 		return call(ctx, o.target, o.cfg.Secrets, rest[1:], stdout)
 	}
@@ -100,12 +108,14 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&t.Endpoint, "endpoint", "", "`address` of the driver, or of its node plugin: unix:///run/csi/csi.sock (required)")
 	fs.StringVar(&t.ControllerEndpoint, "controller-endpoint", "", "`address` of the controller plugin, if that is another process")
 	fs.StringVar(&o.start, "start", "", "`command` that runs the driver; its output is its log, and it is killed with -9 and started again")
+	fs.StringVar(&o.startController, "controller-start", "", "`command` that runs the controller plugin, if that is another process; -start runs the node plugin then")
 	fs.StringVar(&o.restart, "restart", "", "`command` that kills the driver that runs with -9 and starts it again")
 	fs.StringVar(&t.Log, "log", "", "`file` to which the driver that runs writes its log")
 	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
 	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob (default: all)")
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
+	fs.StringVar(&o.html, "html", "", "`file` for the report as a page of HTML, with a timeline of the calls for each volume")
 	fs.BoolVar(&o.list, "list", false, "print the rules")
 	fs.BoolVar(&c.DryRun, "dry-run", false, "only ask the driver what it can do, and tell which rules would run")
 	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check although the driver has volumes already")
@@ -129,6 +139,12 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	}
 	if o.start != "" {
 		o.target.Start = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", "exec "+o.start) }
+	}
+	if o.startController != "" {
+		if o.start == "" || o.target.ControllerEndpoint == "" {
+			return errors.New("-controller-start runs the controller plugin of a driver with two processes: give -start for the node plugin, and -controller-endpoint")
+		}
+		o.target.StartController = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", "exec "+o.startController) }
 	}
 	if o.restart != "" {
 		o.target.Restart = func(ctx context.Context) error {
@@ -165,7 +181,7 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	o.cfg.Command = "csicheck"
 	fs.Visit(func(f *flag.Flag) {
 		switch f.Name {
-		case "rules", "json", "junit", "prefix", "dry-run":
+		case "rules", "json", "junit", "html", "prefix", "dry-run":
 		default:
 			o.cfg.Command += " -" + f.Name + " " + quote(f.Value.String())
 		}

@@ -17,6 +17,8 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/refdriver"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -156,5 +158,70 @@ func TestWords(t *testing.T) {
 		if _, ok, err := csicheck(t, args...); ok || err == nil {
 			t.Errorf("%q: %v", args, err)
 		}
+	}
+}
+
+// The walk of a driver without mounts: every step is there, and what it cannot do is said.
+func TestWalk(t *testing.T) {
+	endpoint, dir := serve(t)
+	page := filepath.Join(dir, "walk.html")
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-html", page, "walk", "ext4", "block")
+	if !ok || err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	has(t, out, "ext4       block", "CreateVolume, 1024 MiB", "NodePublishVolume to pod b", "left out; give -start or -restart", "NodeExpandVolume", "DeleteVolume")
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has(t, string(text), "<!DOCTYPE html>", "NodeStageVolume volume-", `class="controller"`)
+}
+
+// A walk that fails says where and how.
+func TestWalkFails(t *testing.T) {
+	endpoint, _ := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if _, ok := req.(*csi.NodePublishVolumeRequest); ok {
+			return nil, status.Error(codes.PermissionDenied, "no")
+		}
+		return handler(ctx, req)
+	})
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "walk", "ext4")
+	if ok || err != nil {
+		t.Errorf("ok: %v, %v", ok, err)
+	}
+	has(t, out, "FAILED", "sent      NodePublishVolume", `got       PermissionDenied "no"`)
+}
+
+func TestLoad(t *testing.T) {
+	endpoint, _ := serve(t)
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "load", "-volumes", "20", "-clients", "4")
+	if !ok || err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	has(t, out, "20 volumes with 4 clients: up in ", "p99 ms", "NodePublishVolume                 20       0")
+	if _, ok, err := csicheck(t, "-endpoint", endpoint, "load", "-clients", "0"); ok || err == nil {
+		t.Error("no clients")
+	}
+}
+
+// A page shows what the driver said as text.
+func TestPageEscapes(t *testing.T) {
+	endpoint, dir := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if _, ok := req.(*csi.DeleteSnapshotRequest); ok {
+			return nil, status.Error(codes.Internal, "<script>alert(1)</script>")
+		}
+		return handler(ctx, req)
+	})
+	page := filepath.Join(dir, "report.html")
+	if _, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-html", page, "-rules", "controller.snapshot.delete-idempotent"); ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	has(t, string(text), "&lt;script&gt;alert")
+	if strings.Contains(string(text), "<script") {
+		t.Error("there is a script in the page")
 	}
 }

@@ -37,17 +37,23 @@ func (o *options) check(ctx context.Context, stdout, stderr io.Writer) (ok bool,
 		fmt.Fprint(stderr, "\r\x1b[K")
 	}
 	print(stdout, report, isTerminal(stdout))
-	if o.json != "" {
-		if err := writeJSON(o.json, report); err != nil {
-			return false, err
+	return report.OK(), o.write(report)
+}
+
+// write writes the files that were asked for.
+func (o *options) write(report *csitest.Report) error {
+	for _, f := range []struct {
+		path  string
+		write func(string, *csitest.Report) error
+	}{{o.json, writeJSON}, {o.junit, writeJUnit}, {o.html, writeHTML}} {
+		if f.path == "" {
+			continue
+		}
+		if err := f.write(f.path, report); err != nil {
+			return err
 		}
 	}
-	if o.junit != "" {
-		if err := writeJUnit(o.junit, report); err != nil {
-			return false, err
-		}
-	}
-	return report.OK(), nil
+	return nil
 }
 
 func isTerminal(w io.Writer) bool {

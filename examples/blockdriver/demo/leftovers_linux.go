@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -57,7 +58,7 @@ func removeDir(dir string) error {
 	var left []error
 	for _, d := range loops {
 		left = append(left, fmt.Errorf("loop device %s of %s was left", d.Path, d.Backing))
-		if err := d.Detach(backgroundCtx); err != nil {
+		if err := d.Detach(context.Background()); err != nil {
 			return errors.Join(append(left, err, fmt.Errorf("%s was not deleted", dir))...)
 		}
 	}
@@ -82,32 +83,60 @@ func loopsBelow(dir string) ([]loopdev.Device, error) {
 }
 
 // mountsBelow lists the mount points below dir.
-func mountsBelow(dir string) []string {
-	var points []string
-	for _, m := range mountTable() {
-		if strings.HasPrefix(m.point, dir+"/") {
-			points = append(points, m.point)
+func mountsBelow(dir string) (points []string) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			points = append(points, f[4])
 		}
 	}
 	return points
 }
 
-type mount struct{ device, root, point, options, fsType string }
+func poolPath(dir string) string { return filepath.Join(dir, "pool") }
+func logPath(dir string) string  { return filepath.Join(dir, "driver.log") }
 
-func mountTable() []mount {
-	text, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil
+// leftBehind looks for whatever should be gone when the driver has ended.
+func leftBehind(dir string) (left []error) {
+	for _, m := range mountsBelow(dir) {
+		left = append(left, fmt.Errorf("left behind: mount %s", m))
 	}
-	var table []mount
-	for line := range strings.Lines(string(text)) {
-		before, after, _ := strings.Cut(line, " - ")
-		f, g := strings.Fields(before), strings.Fields(after)
-		if len(f) >= 6 && len(g) >= 1 {
-			table = append(table, mount{device: f[2], root: f[3], point: f[4], options: f[5], fsType: g[0]})
+	loops, err := loopsBelow(dir)
+	if err != nil {
+		left = append(left, err)
+	}
+	for _, d := range loops {
+		left = append(left, fmt.Errorf("left behind: loop device %s", d.Path))
+	}
+	pool := poolPath(dir)
+	expected := []string{
+		filepath.Join(dir, lockName), logPath(dir), filepath.Join(dir, "kubelet"),
+		// The pool itself stays: it is the storage, and now an empty one.
+		pool, filepath.Join(pool, ".csikit-pool"), filepath.Join(pool, "volumes"), filepath.Join(pool, "snapshots"), filepath.Join(pool, "groups"),
+		filepath.Join(pool, "nodes"), filepath.Join(pool, "nodes", "demo-node.json"), filepath.Join(pool, "nodes", "demo-node.lock"),
+	}
+	for _, f := range filesBelow(dir, expected...) {
+		left = append(left, fmt.Errorf("left behind: file %s", f))
+	}
+	return left
+}
+
+// tearDown takes down whatever is still there, as far as it can: the demo failed
+// or was interrupted. What it does outside of the mount namespace, the other
+// process undoes.
+func tearDown(dir string) {
+	for _, m := range mountsBelow(dir) {
+		unix.Unmount(m, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	}
+	loops, _ := loopsBelow(dir)
+	for _, d := range loops {
+		if err := d.Detach(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, "demo:", err)
 		}
 	}
-	return table
 }
 
 // filesBelow lists what is in dir but for the names given.

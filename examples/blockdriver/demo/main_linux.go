@@ -1,7 +1,7 @@
 // Command demo walks a blockdriver as kubelet and the sidecars do, on real loop
-// devices, and shows what happens: three volumes (ext4, xfs, raw block) from
-// CreateVolume to two pods' directories, expanded while data is written, through
-// a kill -9 of the driver, and down to nothing left behind.
+// devices, and shows what happens: it is csicheck walk with three volumes (ext4, xfs,
+// raw block), from CreateVolume to two pods' directories, through a kill -9 of the
+// driver, expanded while data is written, and down to nothing left behind.
 //
 // It needs root. Everything happens below one temporary directory and inside a
 // mount namespace of its own; what an interrupted run left is removed by the next.
@@ -16,9 +16,11 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/csikit/csikit/csitest"
 	"golang.org/x/sys/unix"
 )
 
@@ -109,18 +111,65 @@ func inside(dir, driver string) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		fatal(fmt.Errorf("make mounts private: %w", err))
 	}
-	w, err := newWalk(dir, driver)
-	if err == nil {
-		err = w.run(ctx)
-		w.tearDown()
-	}
-	if ctx.Err() != nil {
+	left, err := walk(ctx, dir, driver)
+	switch {
+	case ctx.Err() != nil:
+		tearDown(dir)
 		fmt.Println("\ninterrupted; everything was taken down")
 		os.Exit(130)
-	}
-	if err != nil {
-		fmt.Printf("\nFAILED: %v\n", err)
-		w.showLog()
+	case err != nil || len(left) > 0:
+		tearDown(dir)
+		fmt.Printf("\nFAILED: %v\n", errors.Join(append(left, err)...))
+		showLog(dir)
 		os.Exit(1)
+	}
+	fmt.Println("  no loop device, and nothing in the pool")
+}
+
+// walk is the walk of csicheck, with a driver whose storage can be looked into.
+func walk(ctx context.Context, dir, driver string) (left []error, err error) {
+	log, err := os.OpenFile(logPath(dir), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	root := filepath.Join(dir, "kubelet")
+	if err := os.Mkdir(root, 0o750); err != nil {
+		return nil, err
+	}
+	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	report, err := csitest.Walk(ctx, csitest.Target{Endpoint: endpoint, Start: func() *exec.Cmd {
+		c := exec.Command(driver, "-endpoint", endpoint, "-pool", poolPath(dir), "-node-id", "demo-node")
+		c.Stdout, c.Stderr = log, log
+		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		return c
+	}}, csitest.Config{Dir: root, Size: 512 << 20, Kernel: true}, []string{"ext4", "xfs", "block"}, os.Stdout)
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range report.Results {
+		for _, f := range x.Failures {
+			left = append(left, errors.New(f.String()))
+		}
+		if x.Outcome != csitest.Passed && len(x.Failures) == 0 {
+			left = append(left, fmt.Errorf("%s: %s", x.Outcome, x.Reason))
+		}
+	}
+	for _, l := range report.NotCleaned {
+		left = append(left, errors.New("left behind: "+l))
+	}
+	return append(left, leftBehind(dir)...), nil
+}
+
+// showLog prints the end of the driver's log.
+func showLog(dir string) {
+	text, err := os.ReadFile(logPath(dir))
+	if err != nil {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	fmt.Println("\nThe end of the driver's log:")
+	for _, l := range lines[max(0, len(lines)-25):] {
+		fmt.Println(" ", l)
 	}
 }

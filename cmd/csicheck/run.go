@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/csikit/csikit/csitest"
+)
+
+// walk leads volumes through their life and tells about it.
+func (o *options) walk(ctx context.Context, kinds []string, stdout io.Writer) (ok bool, err error) {
+	report, err := csitest.Walk(ctx, o.target, o.cfg, kinds, stdout)
+	if err != nil {
+		return false, err
+	}
+	return o.finished(report, stdout)
+}
+
+// load brings many volumes up and down, and prints how long the calls took.
+func (o *options) load(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
+	var l csitest.LoadConfig
+	fs := flag.NewFlagSet("load", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.IntVar(&l.Volumes, "volumes", 100, "`number` of volumes that are there at once")
+	fs.IntVar(&l.Clients, "clients", 10, "`number` of clients that call at once")
+	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || l.Volumes < 1 || l.Clients < 1 {
+		return false, fmt.Errorf("usage: csicheck -endpoint … load [-volumes 100] [-clients 10]")
+	}
+	terminal, last := isTerminal(stderr), time.Now()
+	l.Progress = func(phase string, done, of int) {
+		switch {
+		case terminal:
+			fmt.Fprintf(stderr, "\r\x1b[K%d of %d volumes %s", done, of, phase)
+		case time.Since(last) > 10*time.Second:
+			last = time.Now()
+			fmt.Fprintf(stderr, "%d of %d volumes %s\n", done, of, phase)
+		}
+	}
+	report, err := csitest.Load(ctx, o.target, o.cfg, l)
+	if err != nil {
+		return false, err
+	}
+	if terminal {
+		fmt.Fprint(stderr, "\r\x1b[K")
+	}
+	fmt.Fprintf(stdout, "%d volumes with %d clients: up in %.2f s (%.1f/s), down in %.2f s (%.1f/s)\n\n", l.Volumes, l.Clients,
+		report.Up.Seconds(), float64(l.Volumes)/report.Up.Seconds(), report.Down.Seconds(), float64(l.Volumes)/report.Down.Seconds())
+	fmt.Fprintf(stdout, "%-28s%8s%8s%9s%10s%10s%10s%10s\n", "RPC", "calls", "errors", "per s", "p50 ms", "p90 ms", "p99 ms", "max ms")
+	for _, r := range report.RPCs {
+		fmt.Fprintf(stdout, "%-28s%8d%8d%9.1f%10.1f%10.1f%10.1f%10.1f\n", r.Method, r.Calls, r.Errors, r.Rate,
+			milliseconds(r.P50), milliseconds(r.P90), milliseconds(r.P99), milliseconds(r.Max))
+	}
+	return o.finished(&report.Report, stdout)
+}
+
+// finished says what went wrong in a report of one result, and writes the files.
+func (o *options) finished(r *csitest.Report, stdout io.Writer) (ok bool, err error) {
+	for _, x := range r.Results {
+		switch {
+		case len(x.Failures) > 0:
+			fmt.Fprintln(stdout, "\nFAILED")
+		case x.Outcome != csitest.Passed:
+			fmt.Fprintf(stdout, "\n%s: %s\n", upper(string(x.Outcome)), x.Reason)
+		}
+		for _, f := range x.Failures {
+			fmt.Fprintln(stdout, indent(f.String()))
+		}
+	}
+	for _, left := range r.NotCleaned {
+		fmt.Fprintln(stdout, "LEFT BEHIND", left)
+	}
+	return r.OK() && len(r.With(csitest.Passed)) == len(r.Results), o.write(r)
+}

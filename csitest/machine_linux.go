@@ -1,0 +1,46 @@
+package csitest
+
+import (
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A usage is what statfs tells.
+type usage struct{ total, available, inodes, freeInodes int64 }
+
+func statfs(path string) (usage, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return usage{}, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	unit := st.Frsize
+	return usage{
+		total: int64(st.Blocks) * unit, available: int64(st.Bavail) * unit,
+		inodes: int64(st.Files), freeInodes: int64(st.Ffree),
+	}, nil
+}
+
+// deviceNumber is major:minor of the device that the path is, or lies on; empty for
+// what is not there.
+func deviceNumber(path string) string {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return ""
+	}
+	number := st.Dev
+	if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+		number = st.Rdev
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))
+}
+
+// owner is the group of the file at the path, and its mode.
+func owner(path string) (gid uint32, mode uint32, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, 0, err
+	}
+	return st.Gid, st.Mode & 0o7777, nil
+}

@@ -1,0 +1,14 @@
+//go:build !linux
+
+package csitest
+
+import "errors"
+
+var errNotLinux = errors.New("csitest: it takes Linux to look at what the kernel has")
+
+// A usage is what statfs tells.
+type usage struct{ total, available, inodes, freeInodes int64 }
+
+func statfs(string) (usage, error)             { return usage{}, errNotLinux }
+func deviceNumber(string) string               { return "" }
+func owner(string) (gid, mode uint32, _ error) { return 0, 0, errNotLinux }
