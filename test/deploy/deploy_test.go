@@ -18,10 +18,6 @@ var drivers = []*driver{
 	{
 		name:     "blockdriver",
 		optional: map[string]string{"group-snapshots": "single-node"},
-		coming: []string{
-			"GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", "MODIFY_VOLUME",
-			twoControllers,
-		},
 	},
 }
 
@@ -42,11 +38,6 @@ func TestManifests(t *testing.T) {
 			}
 			for component, overlay := range d.optional {
 				t.Run(overlay+"+"+component, func(t *testing.T) { d.check(t, tree, overlay, component) })
-			}
-			for _, capability := range d.coming {
-				if d.caps[capability] {
-					t.Errorf("%s offers %s now: take it from coming", d.name, capability)
-				}
 			}
 		})
 	}

@@ -24,21 +24,11 @@ type driver struct {
 	name string // of its directory in examples, and the beginning of its images' names
 	// optional are components that no overlay has, with the overlay to try them on.
 	optional map[string]string
-	// coming is what the manifests count on and the driver does not do yet: names of
-	// capabilities, or twoControllers. What it has learnt has to go from here.
-	coming []string
 
 	binary  string
 	flags   map[string]bool
 	csiName string
 	caps    map[string]bool // by the spec's names, of all its services
-}
-
-// twoControllers: two controllers serve one pool at the same time.
-const twoControllers = "two controllers on one pool"
-
-func (d *driver) can(capability string) bool {
-	return d.caps[capability] || slices.Contains(d.coming, capability)
 }
 
 // build makes the program, and asks it for its flags.
@@ -99,12 +89,8 @@ func (h *host) start(ctx context.Context, d *driver, c *cluster) error {
 		}
 	}
 	for _, w := range c.workloads {
-		replicas := 1
-		if w.replicas > 1 && !slices.Contains(d.coming, twoControllers) {
-			replicas = 2
-		}
-		for i := range replicas {
-			if err := h.run(ctx, d, w, i); err != nil {
+		for i := range min(max(w.replicas, 1), 2) { // 0 for a DaemonSet
+			if err := h.run(ctx, d, w, int(i)); err != nil {
 				return fmt.Errorf("%s: %w", w.of(w.driver), err)
 			}
 		}

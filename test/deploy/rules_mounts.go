@@ -50,7 +50,7 @@ var mountRules = []rule{
 			if !slices.Contains(to, kubeletDir+"/pods") {
 				report(w.of(w.driver), "%s/pods is not Bidirectional: pods would see empty directories", kubeletDir)
 			}
-			if c.driver.can("STAGE_UNSTAGE_VOLUME") && !slices.Contains(to, kubeletDir+"/plugins/kubernetes.io/csi") {
+			if c.driver.caps["STAGE_UNSTAGE_VOLUME"] && !slices.Contains(to, kubeletDir+"/plugins/kubernetes.io/csi") {
 				report(w.of(w.driver), "%s/plugins/kubernetes.io/csi is not Bidirectional: there kubelet has its staging paths and block devices", kubeletDir)
 			}
 		}

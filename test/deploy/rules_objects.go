@@ -92,8 +92,8 @@ var objectRules = []rule{
 		if !c.attaches() && attacher != nil {
 			report("csi-attacher", "there is nothing to attach: the CSIDriver says so")
 		}
-		if c.attaches() != c.driver.can("PUBLISH_UNPUBLISH_VOLUME") {
-			report(c.csiDrivers[0], "attachRequired is %t, and the driver's PUBLISH_UNPUBLISH_VOLUME %t", c.attaches(), c.driver.can("PUBLISH_UNPUBLISH_VOLUME"))
+		if c.attaches() != c.driver.caps["PUBLISH_UNPUBLISH_VOLUME"] {
+			report(c.csiDrivers[0], "attachRequired is %t, and the driver's PUBLISH_UNPUBLISH_VOLUME %t", c.attaches(), c.driver.caps["PUBLISH_UNPUBLISH_VOLUME"])
 		}
 	}},
 	{"capacity", "with storageCapacity and nobody who tells it, no pod that waits for a volume is ever scheduled", func(c *cluster, report reporter) {
@@ -104,7 +104,7 @@ var objectRules = []rule{
 				report(d, "storageCapacity is %t, and csi-provisioner's --enable-capacity %t", asked, told)
 			}
 		}
-		if told && !c.driver.can("GET_CAPACITY") {
+		if told && !c.driver.caps["GET_CAPACITY"] {
 			report("csi-provisioner", "--enable-capacity: the driver has no GET_CAPACITY")
 		}
 		if told {
@@ -118,7 +118,7 @@ var objectRules = []rule{
 	{"binding", "a volume is made where its pod cannot run", func(c *cluster, report reporter) {
 		for _, s := range c.storageClasses {
 			late := s.VolumeBindingMode != nil && *s.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
-			if !late && (c.driver.can("GET_CAPACITY") || c.driver.can("VOLUME_ACCESSIBILITY_CONSTRAINTS")) {
+			if !late && (c.driver.caps["GET_CAPACITY"] || c.driver.caps["VOLUME_ACCESSIBILITY_CONSTRAINTS"]) {
 				report(s, "volumeBindingMode is not WaitForFirstConsumer")
 			}
 		}
@@ -129,20 +129,20 @@ var objectRules = []rule{
 			if !sidecar("csi-provisioner") {
 				report(s, "nobody provisions: there is no csi-provisioner")
 			}
-			if grows := s.AllowVolumeExpansion != nil && *s.AllowVolumeExpansion; grows != (sidecar("csi-resizer") && c.driver.can("EXPAND_VOLUME")) {
-				report(s, "allowVolumeExpansion is %t, csi-resizer there %t, the driver's EXPAND_VOLUME %t", grows, sidecar("csi-resizer"), c.driver.can("EXPAND_VOLUME"))
+			if grows := s.AllowVolumeExpansion != nil && *s.AllowVolumeExpansion; grows != (sidecar("csi-resizer") && c.driver.caps["EXPAND_VOLUME"]) {
+				report(s, "allowVolumeExpansion is %t, csi-resizer there %t, the driver's EXPAND_VOLUME %t", grows, sidecar("csi-resizer"), c.driver.caps["EXPAND_VOLUME"])
 			}
 		}
 		if (len(c.snapshotClasses) > 0) != sidecar("csi-snapshotter") {
 			report("csi-snapshotter", "it and a VolumeSnapshotClass go together")
 		}
-		if len(c.attributesClasses) > 0 && (!sidecar("csi-resizer") || !c.driver.can("MODIFY_VOLUME")) {
+		if len(c.attributesClasses) > 0 && (!sidecar("csi-resizer") || !c.driver.caps["MODIFY_VOLUME"]) {
 			report(c.attributesClasses[0], "it needs csi-resizer and MODIFY_VOLUME")
 		}
 		_, snapshotter := c.sidecar("csi-snapshotter")
 		if group := snapshotter != nil && snapshotter.gate(groupGate, false); group != (len(c.groupClasses) > 0) {
 			report("csi-snapshotter", "the feature gate %s and a VolumeGroupSnapshotClass go together", groupGate)
-		} else if group && !c.driver.can("CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT") {
+		} else if group && !c.driver.caps["CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT"] {
 			report("csi-snapshotter", "%s: the driver has no group controller", groupGate)
 		}
 	}},

@@ -71,7 +71,7 @@ var sidecarRules = []rule{
 				needs := sidecars[n.image].needs
 				found := len(needs) == 0
 				for _, need := range needs {
-					found = found || c.driver.can(need)
+					found = found || c.driver.caps[need]
 				}
 				if !found {
 					report(w.of(n), "the driver has no %s", strings.Join(needs, " or "))
@@ -82,7 +82,7 @@ var sidecarRules = []rule{
 	{"fs-type", "a volume without fsType gets no file system of its class, and fsGroup is ignored", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, image := range []string{"csi-provisioner", "csi-attacher"} {
-				if n := w.sidecar(image); n != nil && c.driver.can("STAGE_UNSTAGE_VOLUME") && n.flags["default-fstype"] == "" {
+				if n := w.sidecar(image); n != nil && c.driver.caps["STAGE_UNSTAGE_VOLUME"] && n.flags["default-fstype"] == "" {
 					report(w.of(n), "say --default-fstype")
 				}
 			}
