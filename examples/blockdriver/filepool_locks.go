@@ -18,29 +18,37 @@ func (l *keyLocks) lock(ctx context.Context, op, id string) (unlock func(), err 
 		return nil, fail(op, id, "%w", err)
 	}
 	for {
-		l.mu.Lock()
-		other, held := l.busy[id]
-		if !held {
-			done := make(chan struct{})
-			if l.busy == nil {
-				l.busy = map[string]chan struct{}{}
-			}
-			l.busy[id] = done
-			l.mu.Unlock()
-			return func() {
-				l.mu.Lock()
-				delete(l.busy, id)
-				l.mu.Unlock()
-				close(done)
-			}, nil
+		unlock, other := l.try(id)
+		if unlock != nil {
+			return unlock, nil
 		}
-		l.mu.Unlock()
 		select {
 		case <-other:
 		case <-ctx.Done():
 			return nil, fail(op, id, "%w; try again later", errBusy)
 		}
 	}
+}
+
+// try is lock without waiting: it returns unlock, or what is closed when the lock is
+// free.
+func (l *keyLocks) try(id string) (unlock func(), other <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if other, held := l.busy[id]; held {
+		return nil, other
+	}
+	done := make(chan struct{})
+	if l.busy == nil {
+		l.busy = map[string]chan struct{}{}
+	}
+	l.busy[id] = done
+	return func() {
+		l.mu.Lock()
+		delete(l.busy, id)
+		l.mu.Unlock()
+		close(done)
+	}, nil
 }
 
 // tally counts the volumes that each node has attached. The pools of one driver

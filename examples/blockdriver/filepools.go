@@ -19,8 +19,10 @@ import (
 type poolSet[T any] struct {
 	configs []poolConfig
 	open    func(poolConfig) (T, error)
-	work    *blocking.Group // a pool may be on a server that does not answer
-	log     *slog.Logger
+	// complete is called when the last pool that was away is open; nil: nothing is.
+	complete func()
+	work     *blocking.Group // a pool may be on a server that does not answer
+	log      *slog.Logger
 
 	mu     sync.Mutex
 	opened map[string]T // by name
@@ -84,6 +86,9 @@ func (s *poolSet[T]) openAway(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
+	if len(away) > 0 && len(s.away()) == 0 && s.complete != nil {
+		s.complete()
+	}
 	return errors.Join(errs...)
 }
 

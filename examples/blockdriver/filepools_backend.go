@@ -50,14 +50,13 @@ func openPools(ctx context.Context, configs []poolConfig, limits policy, work *b
 		poolSet: &poolSet[*fileBackend]{configs: configs, work: work, log: log},
 		locks:   new(keyLocks), attached: new(tally), limits: limits,
 	}
-	m.open = m.openBackendOf
+	m.open, m.complete = m.openBackendOf, m.dropOrphans
 	if err := m.start(ctx); err != nil && !onlyHeld(err) {
 		return nil, errors.Join(err, m.closeAll())
 	}
 	if len(m.here()) == 0 {
 		log.Info("another controller has the pools: standing by")
 	}
-	m.dropOrphans()
 	watching, stop := context.WithCancel(context.Background())
 	m.stopWatching = stop
 	m.watch.Go(func() { m.giveUpWhenWanted(watching) })

@@ -423,22 +423,23 @@ func (m *filePools) deleteMembers(ctx context.Context, g Group) error {
 	return nil
 }
 
-// dropOrphans removes snapshots of groups that were never acknowledged. It needs all
-// pools: the record may be in any.
+// dropOrphans removes snapshots of groups that were never acknowledged and are not
+// being made. It needs all pools: the record may be in any.
 func (m *filePools) dropOrphans() {
-	if len(m.away()) > 0 {
-		return
-	}
 	for _, b := range m.here() {
 		members, _ := b.snaps.page("", 0, func(s Snapshot) bool { return s.GroupID != "" })
 		for _, s := range members {
-			recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(s.GroupID) })
-			if recorded {
+			unlock, _ := m.locks.try(s.GroupID)
+			if unlock == nil {
 				continue
 			}
-			if err := b.deleteSnapshot(s.ID); err != nil {
-				m.log.Error("remove a snapshot of a group that was never finished", "snapshot_id", s.ID, "error", err)
+			recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(s.GroupID) })
+			if !recorded && len(m.away()) == 0 {
+				if err := b.deleteSnapshot(s.ID); err != nil {
+					m.log.Error("remove a snapshot of a group that was never finished", "snapshot_id", s.ID, "error", err)
+				}
 			}
+			unlock()
 		}
 	}
 }
