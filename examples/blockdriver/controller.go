@@ -184,11 +184,19 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	if err != nil {
 		return nil, err
 	}
-	resp := &csi.ListVolumesResponse{NextToken: next}
-	for _, v := range page {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
-			Volume: csiVolume(v), Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
-		})
+	// One allocation for all: a list may have thousands of entries.
+	all := make([]struct {
+		entry  csi.ListVolumesResponse_Entry
+		volume csi.Volume
+		status csi.ListVolumesResponse_VolumeStatus
+	}, len(page))
+	resp := &csi.ListVolumesResponse{NextToken: next, Entries: make([]*csi.ListVolumesResponse_Entry, len(page))}
+	for i := range page {
+		x := &all[i]
+		fillVolume(&x.volume, &page[i])
+		x.status.PublishedNodeIds = publishedNodes(&page[i])
+		x.entry.Volume, x.entry.Status = &x.volume, &x.status
+		resp.Entries[i] = &x.entry
 	}
 	return resp, nil
 }
@@ -199,11 +207,11 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
-		Volume: csiVolume(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
+		Volume: csiVolume(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(&v)},
 	}, nil
 }
 
-func publishedNodes(v Volume) []string {
+func publishedNodes(v *Volume) []string {
 	if v.Attachment == nil {
 		return nil
 	}
@@ -388,9 +396,15 @@ func capacityRange(r *csi.CapacityRange) CapacityRange {
 }
 
 func csiVolume(v Volume) *csi.Volume {
-	return &csi.Volume{
-		VolumeId: v.ID, CapacityBytes: v.CapacityBytes, ContentSource: csiSource(v.Source),
-		AccessibleTopology: topology.Accessible(topology.Candidate{Segments: v.Segments}),
+	m := new(csi.Volume)
+	fillVolume(m, &v)
+	return m
+}
+
+func fillVolume(m *csi.Volume, v *Volume) {
+	m.VolumeId, m.CapacityBytes, m.ContentSource = v.ID, v.CapacityBytes, csiSource(v.Source)
+	if len(v.Segments) > 0 {
+		m.AccessibleTopology = []*csi.Topology{v.Segments.Topology()}
 	}
 }
 

@@ -41,8 +41,8 @@ type store[T object] struct {
 	counted func(v T, by int64)
 
 	mu     sync.Mutex
-	index  map[string]record[T]
-	sorted []string        // the keys of index
+	index  map[string]*record[T]
+	sorted []*record[T]    // what is in index, by ID
 	begun  map[string]bool // of which a part of a copy is there
 }
 
@@ -62,7 +62,7 @@ type record[T object] struct {
 
 func newStore[T object](p *pool, dir *os.Root, name string, ids *regexp.Regexp, log *slog.Logger, read func(string) (T, error), bare func(string) T) *store[T] {
 	return &store[T]{pool: p, dir: dir, name: name, ids: ids, log: log, read: read, bare: bare,
-		counted: func(T, int64) {}, index: map[string]record[T]{}, begun: map[string]bool{}}
+		counted: func(T, int64) {}, index: map[string]*record[T]{}, begun: map[string]bool{}}
 }
 
 // known reports whether the object is there, be it in doubt.
@@ -75,9 +75,7 @@ func (s *store[T]) known(id string) bool {
 
 // get returns the object as it is, without a lock.
 func (s *store[T]) get(id string) (T, error) {
-	s.mu.Lock()
-	r, ok := s.index[id]
-	s.mu.Unlock()
+	r, ok := s.lookUp(id)
 	switch {
 	case !ok:
 		return r.value, errNotFound
@@ -87,6 +85,20 @@ func (s *store[T]) get(id string) (T, error) {
 	return r.value, nil
 }
 
+func (s *store[T]) lookUp(id string) (r record[T], ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p, ok := s.index[id]; ok {
+		return *p, true
+	}
+	return r, false
+}
+
+// place returns where the object is in sorted, or would be. mu is held.
+func (s *store[T]) place(id string) (int, bool) {
+	return slices.BinarySearchFunc(s.sorted, id, func(r *record[T], id string) int { return cmp.Compare(r.id, id) })
+}
+
 // page returns at most limit objects (0: all) of those behind the ID after that
 // are wanted, in the order of their IDs. A page that is not the last one ends with
 // its token's object: such a token stays good when objects come and go, this one
@@ -94,7 +106,7 @@ func (s *store[T]) get(id string) (T, error) {
 func (s *store[T]) page(after string, limit int, wanted func(T) bool) (page []T, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	start, found := slices.BinarySearch(s.sorted, after)
+	start, found := s.place(after)
 	if found {
 		start++
 	}
@@ -102,24 +114,21 @@ func (s *store[T]) page(after string, limit int, wanted func(T) bool) (page []T,
 	if wanted == nil {
 		page = make([]T, 0, min(len(rest), cmp.Or(limit, len(rest))))
 	}
-	for _, id := range rest {
-		v := s.index[id].value
-		if wanted != nil && !wanted(v) {
+	for _, r := range rest {
+		if wanted != nil && !wanted(r.value) {
 			continue
 		}
 		if limit > 0 && len(page) == limit {
 			return page, true
 		}
-		page = append(page, v)
+		page = append(page, r.value)
 	}
 	return page, false
 }
 
 // current returns the object, from the disk if the index cannot be trusted.
 func (s *store[T]) current(id string) (T, error) {
-	s.mu.Lock()
-	r, ok := s.index[id]
-	s.mu.Unlock()
+	r, ok := s.lookUp(id)
 	var none T
 	if !ok {
 		return none, errNotFound
@@ -165,19 +174,21 @@ func (s *store[T]) save(v T) (inDoubt bool, err error) {
 func (s *store[T]) put(r record[T]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, found := slices.BinarySearch(s.sorted, r.id); !found {
-		s.sorted = slices.Insert(s.sorted, i, r.id)
-	} else {
-		s.counted(s.index[r.id].value, -1)
-	}
 	s.counted(r.value, +1)
-	s.index[r.id] = r
+	if was, found := s.index[r.id]; found {
+		s.counted(was.value, -1)
+		*was = r
+		return
+	}
+	i, _ := s.place(r.id)
+	s.sorted = slices.Insert(s.sorted, i, &r)
+	s.index[r.id] = &r
 }
 
 func (s *store[T]) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, found := slices.BinarySearch(s.sorted, id)
+	i, found := s.place(id)
 	if !found {
 		return
 	}

@@ -342,6 +342,9 @@ func (m *filePools) ListSnapshots(ctx context.Context, sourceVolumeID, after str
 
 // merge makes one page of those of the pools, which all begin behind the same ID.
 func merge[T object](pools []*fileBackend, limit int, page func(*fileBackend) ([]T, string, error)) (all []T, next string, err error) {
+	if len(pools) == 1 {
+		return page(pools[0])
+	}
 	more := false
 	for _, b := range pools {
 		part, token, err := page(b)
