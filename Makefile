@@ -45,8 +45,9 @@ fuzz: ## every fuzz test for FUZZTIME (default 30s)
 	hack/fuzz.sh $(or $(FUZZTIME),30s)
 
 .PHONY: torture
-torture: ## the long form of the tests that kill, and that fail calls (root)
+torture: ## the long form of the tests that kill, and that fail calls, and all in the virtual machines (root)
 	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|Every' ./nodeops
+	@$(MAKE) --no-print-directory test-vm VM=-long
 
 .PHONY: bench
 bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils

@@ -11,7 +11,6 @@ type job struct {
 	long    bool          // left to make torture
 	kernels []string      // nil: all
 	timeout time.Duration // for all tests of the job, under emulation
-	env     []string
 }
 
 // table is what runs in the guest. Add a line for tests that need what the machines of
@@ -20,11 +19,19 @@ type job struct {
 //
 // A binary runs in its package's directory, as root, with TMPDIR on a tmpfs.
 var table = []job{
-	{pkg: "./csitest/nfsd", timeout: 5 * time.Minute},
+	{pkg: "./csitest/nfsd", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
+	{pkg: "./internal/mountapi", timeout: 5 * time.Minute},
+	{pkg: "./nodeops", run: "^(TestNFS|TestMapper|TestLUKS|TestSCSI)", timeout: 10 * time.Minute},
+	{pkg: "./nodeops", run: "^(TestStagePublishRoundTrip|TestExpand|TestShutDownFilesystem|TestConflictsListTheDifferences|" +
+		"TestBlock|TestBtrfsClone|TestUnpublishOfAHungMount)$", timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process; the others are apart to share the kernels.
 	{pkg: "./examples/nfsdriver", run: "TestNFSSanity", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|BadInput|Kills)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	{pkg: "./examples/nfsdriver", run: "TestNFSFaults", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
+
+	{pkg: "./nodeops", timeout: time.Hour, long: true},
+	{pkg: "./nodeops/fastmount", timeout: 20 * time.Minute, long: true},
+	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
 }
 
 // kernels are Debian's: the first has no statmount(2) and no listmount(2), Linux 6.8.
