@@ -56,15 +56,20 @@ func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn fun
 		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
 		// Under a name of its own, as what hangs has the path's. What comes of it shows in
 		// the next attempt.
-		n.patiently(ctx, func(ctx context.Context) error {
-			_, _, err := n.blocking.Do(ctx, key+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountBy(policy, key) })
-			return err
-		})
-		// Those who waited for the server let go of the mount once they have their errors.
+		force := func() {
+			n.patiently(ctx, func(ctx context.Context) error {
+				_, _, err := n.blocking.Do(ctx, key+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountBy(policy, key) })
+				return err
+			})
+		}
+		force()
+		// Those who waited for the server let go of the mount once they have their errors,
+		// or ask it for something else, and wait again.
 		deadline := time.Now().Add(n.patience)
 		for err = n.patiently(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, again) {
 			select {
 			case <-time.After(10 * time.Millisecond):
+				force()
 			case <-ctx.Done():
 			}
 		}
