@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/csikit/csikit/blocking"
@@ -90,6 +91,8 @@ type Node struct {
 
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
+
+	unmounts atomic.Int64 // how many were begun, see unmountOrLeave
 
 	measured  map[string]measurement // by volume path, until it is unpublished or unstaged
 	forgotten int                    // how often one was dropped from it

@@ -293,7 +293,7 @@ func (n *Node) takeDown(ctx context.Context, target string) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if dev == nil {
-		return n.unmountAll(ctx, target)
+		return n.unmountOrLeave(ctx, target)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()

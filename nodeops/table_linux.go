@@ -225,6 +225,32 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 	return err
 }
 
+// unmountOrLeave is unmountAll, but where the policy allows it does not wait for a file
+// system that is nowhere mounted any more: the kernel takes it off its path first, and
+// then waits for the server, to write what is left, and to end the session (NFSv4, also
+// of a mount that was idle). Nothing could make it give up any more.
+func (n *Node) unmountOrLeave(ctx context.Context, p string) error {
+	if n.unmount == UnmountWait {
+		return n.unmountAll(ctx, p)
+	}
+	// A name of its own: what hung on this path before is not ours.
+	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
+	for {
+		err := n.patiently(context.WithoutCancel(ctx), func(ctx context.Context) error {
+			_, _, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
+			return err
+		})
+		if !isPending(err) {
+			return err
+		}
+		// The table, for a path that is looked up may ask the server.
+		if table, e := readTable(); e == nil && len(table.at(p)) == 0 {
+			n.log.Warn("the kernel goes on to take down what was unmounted; its server does not answer", "path", p)
+			return nil
+		}
+	}
+}
+
 // unmount is mountapi.Unmount, but does not take a mount for busy at once: a program
 // that is being started, by whomever, has copies of all open files between fork and exec.
 func unmount(p string) (bool, error) {

@@ -14,13 +14,16 @@ type UnmountPolicy int
 
 const (
 	// UnmountWait does nothing about it: the caller gets DEADLINE_EXCEEDED or ABORTED
-	// until the server answers again.
+	// until the server answers again, or the kernel gives up: the last unmount of an NFSv4
+	// server waits for it for minutes, even when nobody used the mount.
 	UnmountWait UnmountPolicy = iota
 
 	// UnmountForced makes the file system give up what waits for its server
 	// (MNT_FORCE), as NFS, CIFS and FUSE can. Whoever waits gets an error, also the
 	// pods that have the same share mounted elsewhere; what they wrote and was
-	// not yet at the server is lost. A FUSE file system is dead from then on, for all.
+	// not yet at the server is lost. A FUSE file system is dead from then on, for all. Unpublish
+	// succeeds as soon as nothing is mounted at the path, while the kernel may still try to
+	// write what is left, which Inspect shows.
 	UnmountForced
 
 	// UnmountLazily is UnmountForced and, if that does not help, detaches the mount
