@@ -235,7 +235,7 @@ func TestNFSUnpublishWithoutServer(t *testing.T) {
 					t.Errorf("stats: %v, want pending", err)
 				}
 			}},
-			{"written to, forced", UnmountForced, f.writeAndDrop},
+			// Forced does not free a version 3 mount whose writer waits (Linux 6.1): it stays busy.
 			{"written to, lazy", UnmountLazily, f.writeAndDrop},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
