@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -246,7 +247,7 @@ func (m *nfsMounts) Mount(e export) (string, error) {
 	err := m.ops.PublishShare(ctx, nodeops.SharePublish{
 		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
 		// The driver takes no locks, so NFSv3 needs no rpc.statd here.
-		MountFlags: append([]string{"nosuid", "nodev", "noexec", "nolock"}, e.options()...),
+		MountFlags: slices.Concat(always, []string{"noexec", "nolock"}, e.options()),
 	})
 	if status.Code(err) == codes.Internal { // the helper's answer, and nothing is mounted
 		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)

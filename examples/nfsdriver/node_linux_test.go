@@ -179,3 +179,22 @@ func TestHealth(t *testing.T) {
 	stop()
 	must(t, <-done)
 }
+
+// What is busy when its volume is deleted goes when it is not busy any more, without
+// anybody asking.
+func TestBusyTrash(t *testing.T) {
+	shares := newShares(t)
+	c := newCO(t, startLocal(t, shares), localClass)
+	v := c.mustCreate("pvc-1")
+	share := filepath.Join(shares, "a")
+	must(t, os.Mkdir(filepath.Join(share, "pvc-1", "busy"), 0o755))
+	must(t, unix.Mount("tmpfs", filepath.Join(share, "pvc-1", "busy"), "tmpfs", 0, ""))
+	must(t, c.delete(v.GetVolumeId()))
+	entries, err := os.ReadDir(filepath.Join(share, storeName, dirTrash))
+	must(t, err)
+	if len(entries) != 1 {
+		t.Fatalf("the trash has %v", entries)
+	}
+	must(t, unix.Unmount(filepath.Join(share, storeName, dirTrash, entries[0].Name(), "busy"), 0))
+	wantShare(t, share)
+}

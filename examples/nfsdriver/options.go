@@ -12,8 +12,9 @@ import (
 // those of whoever writes a pod: of them, only what is known to be harmless is
 // taken. nosuid and nodev are always set: what another client of the server left
 // there as root must not become root, or a disk, on this node. An administrator
-// who wants otherwise says suid or dev.
-var always = []string{"nosuid", "nodev"}
+// who wants otherwise says suid or dev. mount.nfs tries once, and not for two minutes:
+// the CO repeats the call, and is told why.
+var always = []string{"nosuid", "nodev", "retry=0"}
 
 // essential are the options without which a server may not be reached. They are a
 // part of the volume ID, because DeleteVolume has no other way to know them.

@@ -83,10 +83,10 @@ func TestMountOptions(t *testing.T) {
 		attributes string
 		want       string
 	}{
-		{nil, "", "nosuid,nodev,vers=4.1"},
-		{[]string{"hard,timeo=600", "nfsvers=4.1"}, "ro,timeo=600", "nosuid,nodev,vers=4.1,hard,timeo=600,ro"},
-		{[]string{"suid", "noexec"}, "", "nosuid,nodev,vers=4.1,suid,noexec"}, // the last one counts
-		{[]string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
+		{nil, "", "nosuid,nodev,retry=0,vers=4.1"},
+		{[]string{"hard,timeo=600", "nfsvers=4.1"}, "ro,timeo=600", "nosuid,nodev,retry=0,vers=4.1,hard,timeo=600,ro"},
+		{[]string{"suid", "noexec"}, "", "nosuid,nodev,retry=0,vers=4.1,suid,noexec"}, // the last one counts
+		{[]string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,retry=0,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
 	} {
 		got, err := mountOptions(e, tt.admin, tt.attributes)
 		if err != nil || strings.Join(got, ",") != tt.want {

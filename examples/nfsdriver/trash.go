@@ -121,41 +121,78 @@ func (s *store) tidy() error {
 }
 
 // clean tidies the export and empties its trash in the background. Calls while it runs
-// change nothing, but that it looks again.
+// only make it look again. What fails is tried again, less and less often: a file
+// that somebody has open keeps its directory on NFS, and a server may be gone.
 func (b *dirBackend) clean(e export) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
-		return
+	again, running := b.cleaning[e]
+	if !running {
+		again = make(chan struct{}, 1)
+		b.cleaning[e] = again
+		go b.keepCleaning(e, again)
 	}
-	if again, running := b.cleaning[e]; running {
-		*again = true
-		return
+	select {
+	case again <- struct{}{}:
+	default:
 	}
-	again := new(bool)
-	b.cleaning[e] = again
-	go func() {
-		for {
-			_, err := b.servers.Do(context.Background(), e, "clean "+e.String(), func(j *job) (any, error) {
-				return nil, b.exports.Use(e, func(s *store) error {
-					if err := s.open(); err != nil {
-						return err
-					}
-					return errors.Join(s.tidy(), s.emptyTrash(j))
-				})
-			})
-			if err != nil && !errors.Is(err, errNotFound) {
-				b.log.Warn("clean export; the next deletion or start goes on", "export", e.String(), "error", err)
-			}
-			b.mu.Lock()
-			more := *again && err == nil && !b.closed
-			*again = false
-			if !more {
-				delete(b.cleaning, e)
-				b.mu.Unlock()
+}
+
+func (b *dirBackend) keepCleaning(e export, again chan struct{}) {
+	const first, longest = time.Second, 10 * time.Minute
+	wait := first
+	for {
+		select {
+		case <-again:
+		case <-b.closed:
+			b.cleaned(e, again)
+			return
+		}
+		err := b.cleanOnce(e)
+		if err == nil {
+			if b.cleaned(e, again) {
 				return
 			}
-			b.mu.Unlock()
+			wait = first
+			continue
 		}
-	}()
+		b.log.Warn("clean export; it is tried again", "export", e.String(), "in", wait, "error", err)
+		select {
+		case <-time.After(wait):
+		case <-b.closed:
+		}
+		wait = min(2*wait, longest)
+		select {
+		case again <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// cleaned ends the work, unless somebody asked again meanwhile.
+func (b *dirBackend) cleaned(e export, again chan struct{}) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case <-b.closed:
+	default:
+		if len(again) > 0 {
+			return false
+		}
+	}
+	delete(b.cleaning, e)
+	return true
+}
+
+func (b *dirBackend) cleanOnce(e export) error {
+	_, err := work(context.Background(), b, e, "clean "+e.String(), func(j *job, s *store) (any, error) {
+		if err := s.open(); err != nil {
+			return nil, err
+		}
+		return nil, errors.Join(s.tidy(), s.emptyTrash(j))
+	})
+	if errors.Is(err, errNotFound) {
+		return nil
+	}
+	return err
 }

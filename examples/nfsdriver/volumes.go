@@ -25,12 +25,12 @@ type dirBackend struct {
 	log     *slog.Logger
 
 	mu       sync.Mutex
-	cleaning map[export]*bool // true: again, please
-	closed   bool
+	cleaning map[export]chan struct{} // filled: again, please
+	closed   chan struct{}
 }
 
 func newDirBackend(s *servers, x *exports, known []export, log *slog.Logger) *dirBackend {
-	return &dirBackend{servers: s, exports: x, known: known, log: log, cleaning: map[export]*bool{}}
+	return &dirBackend{servers: s, exports: x, known: known, log: log, cleaning: map[export]chan struct{}{}, closed: make(chan struct{})}
 }
 
 // Recover finishes, in the background, what an earlier process began on the exports
@@ -41,12 +41,8 @@ func (b *dirBackend) Recover() {
 	}
 }
 
-// Close starts nothing any more.
-func (b *dirBackend) Close() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.closed = true
-}
+// Close lets the work in the background end. It is called once, after the last call.
+func (b *dirBackend) Close() { close(b.closed) }
 
 // volumeRecord is the content of volumes/K.json.
 type volumeRecord struct {
