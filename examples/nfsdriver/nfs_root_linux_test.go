@@ -394,7 +394,11 @@ func (c *co) life(pod, times int) error {
 			func() error { return c.delete(clone.GetVolumeId()) },
 		}
 		for i, step := range steps {
-			if err := again(step); err != nil {
+			err := again(step)
+			for err != nil && strings.Contains(err.Error(), "signal: killed") { // final: nothing is mounted, and the CO begins anew
+				err = again(step)
+			}
+			if err != nil {
 				return fmt.Errorf("%s, step %d: %w", name, i, err)
 			}
 		}

@@ -26,7 +26,8 @@ var table = []job{
 		"TestBlock|TestBtrfsClone|TestUnpublishOfAHungMount)$", timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process; the others are apart to share the kernels.
 	{pkg: "./examples/nfsdriver", run: "TestNFSSanity", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|BadInput|Kills)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|BadInput)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFSKills", kernels: []string{"6.12"}, timeout: 10 * time.Minute, long: true},
 	{pkg: "./examples/nfsdriver", run: "TestNFSFaults", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
