@@ -227,10 +227,13 @@ type crashVolume struct {
 }
 
 func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
-	dir, err := os.MkdirTemp(t.TempDir(), "walk")
+	// Not t.TempDir, which has the test's name in it: a socket's path is short, and a
+	// comma begins a pool's segments.
+	dir, err := os.MkdirTemp("", "walk")
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	for _, d := range []string{"staging", "pods"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
 			t.Fatal(err)

@@ -18,7 +18,7 @@ func TestPoolKeepsItsOwner(t *testing.T) {
 	if err := os.Chown(dir, uid, uid); err != nil {
 		t.Fatal(err)
 	}
-	p, err := openPool(dir)
+	p, err := initPool(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
