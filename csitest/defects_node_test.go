@@ -158,7 +158,12 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.stats.missing", does: "INTERNAL for a path where nothing is",
-		unary: recode[csi.NodeGetVolumeStatsRequest](codes.NotFound, codes.Internal),
+		unary: fails(func(r *csi.NodeGetVolumeStatsRequest, err error) error {
+			if status.Code(err) == codes.NotFound && !lives(r.GetVolumePath()) {
+				return status.Error(codes.Internal, "nothing is there")
+			}
+			return err
+		}),
 	},
 	{
 		breaks: "node.expand.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -184,6 +189,7 @@ var kernelDefects = []defect{
 			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" { // the reference wants something to unmount
 				os.Remove(filepath.Join(r.GetTargetPath(), "data"))
 				os.Remove(filepath.Join(r.GetTargetPath(), "written"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "mine"))
 				refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)
 			}
 			resp, err := handler(ctx, req)
@@ -196,6 +202,8 @@ var kernelDefects = []defect{
 			"node.publish.readonly-enforced": "a plain directory can be written",
 			"node.publish.keeps-data":        "the data is in the directory",
 			"node.publish.same-data":         "the data is in the directory",
+			"node.publish.mount-group":       "the directory is root's",
+			"node.expand.grows":              "the directory is the node's",
 		},
 	},
 	{
@@ -221,6 +229,7 @@ var kernelDefects = []defect{
 				return resp, err
 			}
 		}(),
+		also: map[string]string{"node.publish.kubelet-restarts": "the mount on top is a new one"},
 	},
 	{
 		breaks: "node.publish.same-data", does: "an empty directory at the second target", kernel: true,

@@ -21,11 +21,14 @@ import (
 
 // elsewhere has the rules whose defect needs what the reference driver is not.
 var elsewhere = map[string]string{
-	"node.publish.block-device": "a real block device: examples/blockdriver",
+	"node.publish.block-device":   "a real block device: examples/blockdriver",
+	"node.publish.block-data":     "a real block device: examples/blockdriver",
+	"node.publish.block-readonly": "a real block device: examples/blockdriver",
+	"node.expand.grows-block":     "a real block device: examples/blockdriver",
 }
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
-	validateDefects, expandDefects, snapshotDefects, metadataDefects, groupDefects, nodeDefects, kernelDefects, restartDefects,
+	validateDefects, expandDefects, snapshotDefects, metadataDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, restartDefects,
 	secretDefects, statusDefects, responseDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")

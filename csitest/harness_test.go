@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type defect struct {
 	forgets    func(*refdriver.State) // what a restart loses
 	leaves     bool                   // it cannot be cleaned up after
 	kernel     bool                   // the rule looks at mounts: the driver makes some
+	root       bool                   // a user namespace does not do for it
 	log        func(method string, req proto.Message) string
 	rules      []string // that are needed beside a sample
 }
@@ -39,7 +41,14 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if d.kernel {
+			for _, m := range slices.Backward(mounts(dir)) { // what a defect left
+				refdriver.Unbind(m.point)
+			}
+		}
+		os.RemoveAll(dir)
+	})
 	log := filepath.Join(dir, "log")
 	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, Log: log}
 	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel, CleanupTimeout: 5 * time.Second}

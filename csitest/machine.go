@@ -14,7 +14,7 @@ type mount struct {
 	device, root, point, options, fsType string
 }
 
-// mounts are those at or below a path, in the order in which they were made.
+// mounts are those at or below a path, or all of them below "", in the order in which they were made.
 func mounts(path string) (some []mount) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

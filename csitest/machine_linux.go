@@ -44,3 +44,17 @@ func owner(path string) (gid uint32, mode uint32, err error) {
 	}
 	return st.Gid, st.Mode & 0o7777, nil
 }
+
+// mountID is a number that no other mount has or had, since Linux 6.8; before that,
+// one that no other mount has.
+func mountID(path string) uint64 {
+	const unique = 0x4000 // STATX_MNT_ID_UNIQUE
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unique, &st); err == nil && st.Mask&unique != 0 {
+		return st.Mnt_id
+	}
+	if unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID, &st) != nil {
+		return 0
+	}
+	return st.Mnt_id
+}

@@ -49,6 +49,7 @@ func Rules() []Rule {
 		groupRules,
 		nodeRules,
 		kernelRules,
+		mountRules,
 		restartRules,
 		secretRules,
 		// Judges: they come last.

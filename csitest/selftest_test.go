@@ -56,6 +56,9 @@ func TestDefects(t *testing.T) {
 			if d.kernel {
 				gate.UserNS(t)
 			}
+			if d.root {
+				gate.Root(t)
+			}
 			t.Parallel()
 			if os.Getenv("CSIKIT_TORTURE") != "1" {
 				d.rules = slices.Concat(d.rules, beside(d), sample)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -43,23 +44,48 @@ func secondNode(t *testing.T, pool string) string {
 	return "other"
 }
 
-// A rule that needs a real block device is broken here: a plain file at the target.
-func TestRuleBlockDevice(t *testing.T) {
+// Rules that need a real block device are broken here, each by a driver in front.
+func TestRulesOfBlockDevices(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
-	dir := t.TempDir()
-	endpoint := inFront(t, dir, startInProcess(t, dir), func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		resp, err := handler(ctx, req)
-		if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
-			must(t, unix.Unmount(r.GetTargetPath(), 0))
+	published := func(do func(target string)) grpc.UnaryServerInterceptor {
+		return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+				do(r.GetTargetPath())
+			}
+			return resp, err
 		}
-		return resp, err
-	})
-	const rule = "node.publish.block-device"
-	report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: endpoint}, csitest.Config{Rules: []string{rule}, Dir: dir, Size: 16 << 20, Kernel: true})
-	must(t, err)
-	if failed := report.With(csitest.Failed); len(failed) != 1 || failed[0].Rule.ID != rule {
-		t.Errorf("failed: %v, want %s", failed, rule)
+	}
+	for rule, unary := range map[string]grpc.UnaryServerInterceptor{
+		// A plain file at the target.
+		"node.publish.block-device": published(func(target string) { must(t, unix.Unmount(target, 0)) }),
+		// The device is wiped.
+		"node.publish.block-data": published(func(target string) { must(t, os.WriteFile(target, make([]byte, 1<<20), 0)) }),
+		// readonly is dropped.
+		"node.publish.block-readonly": func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok {
+				r.Readonly = false
+			}
+			return handler(ctx, req)
+		},
+		// NodeExpandVolume does nothing.
+		"node.expand.grows-block": func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if _, ok := req.(*csi.NodeExpandVolumeRequest); ok {
+				return &csi.NodeExpandVolumeResponse{}, nil
+			}
+			return handler(ctx, req)
+		},
+	} {
+		t.Run(rule, func(t *testing.T) {
+			dir := t.TempDir()
+			endpoint := inFront(t, dir, startInProcess(t, dir), unary)
+			report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: endpoint}, csitest.Config{Rules: []string{rule}, Dir: dir, Size: 16 << 20, Kernel: true})
+			must(t, err)
+			if failed := report.With(csitest.Failed); len(failed) != 1 || failed[0].Rule.ID != rule {
+				t.Errorf("failed: %v, want %s", failed, rule)
+			}
+		})
 	}
 }
 

@@ -5,7 +5,13 @@ package refdriver
 import "errors"
 
 // Bind mounts from at to.
-func Bind(string, string, bool) error { return errors.ErrUnsupported }
+func Bind(string, string, bool, ...string) error { return errors.ErrUnsupported }
 
 // Unbind undoes one Bind.
 func Unbind(string) error { return errors.ErrUnsupported }
+
+func mountDisk(string, int64) error { return errors.ErrUnsupported }
+func growDisk(string, int64) error  { return errors.ErrUnsupported }
+func giveTo(string, int) error      { return errors.ErrUnsupported }
+
+func usage(string) (total, available int64, err error) { return 0, 0, errors.ErrUnsupported }

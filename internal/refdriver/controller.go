@@ -78,7 +78,7 @@ func (d *Driver) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (
 		published: map[string]*csi.NodePublishVolumeRequest{},
 	}
 	d.volumes[v.GetVolumeId()] = v
-	return &csi.CreateVolumeResponse{Volume: v.Volume}, d.makeData(v.GetVolumeId())
+	return &csi.CreateVolumeResponse{Volume: v.Volume}, d.makeData(v)
 }
 
 func topology() *csi.Topology { return &csi.Topology{Segments: map[string]string{zoneKey: "a"}} }
@@ -156,7 +156,7 @@ func (d *Driver) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (
 		return nil, status.Errorf(codes.FailedPrecondition, "volume %s is published to %v", v.GetVolumeId(), sorted(v.attached))
 	}
 	delete(d.volumes, v.GetVolumeId())
-	return &csi.DeleteVolumeResponse{}, d.removeData(v.GetVolumeId())
+	return &csi.DeleteVolumeResponse{}, d.removeData(v)
 }
 
 // ControllerPublishVolume implements csi.ControllerServer.

@@ -3,9 +3,11 @@ package refdriver
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -57,6 +59,11 @@ func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 		if err := Bind(d.data(v.GetVolumeId()), path, false); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
+		if gid, err := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); err == nil {
+			if err := giveTo(path, gid); err != nil {
+				return nil, status.Error(codes.Unavailable, errors.Join(err, Unbind(path)).Error())
+			}
+		}
 	}
 	v.staged[path] = req
 	return &csi.NodeStageVolumeResponse{}, nil
@@ -106,7 +113,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	if v.isBlock() {
 		err = os.WriteFile(target, nil, 0o600)
 	} else if err = os.Mkdir(target, 0o750); err == nil && d.Dir != "" {
-		err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly())
+		err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
 	}
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
@@ -148,6 +155,15 @@ func (d *Driver) NodeGetVolumeStats(_ context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
+	if d.mounts(v) {
+		total, available, err := usage(req.GetVolumePath())
+		if err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+		return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+			{Unit: csi.VolumeUsage_BYTES, Total: total, Available: available, Used: total - available},
+		}}, nil
+	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
 		{Unit: csi.VolumeUsage_BYTES, Total: v.GetCapacityBytes(), Available: v.GetCapacityBytes()},
 	}}, nil
@@ -161,6 +177,11 @@ func (d *Driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRe
 	}
 	if req.GetCapacityRange().GetRequiredBytes() > v.GetCapacityBytes() {
 		return nil, status.Error(codes.OutOfRange, "ControllerExpandVolume comes first")
+	}
+	if d.mounts(v) {
+		if err := growDisk(d.data(v.GetVolumeId()), v.GetCapacityBytes()); err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: v.GetCapacityBytes()}, nil
 }
@@ -181,17 +202,29 @@ func (d *Driver) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealth
 // data is where the files of a volume lie.
 func (d *Driver) data(id string) string { return filepath.Join(d.Dir, id) }
 
-func (d *Driver) makeData(id string) error {
+// mounts tells whether the volume is mounted for real.
+func (d *Driver) mounts(v *volume) bool { return d.Dir != "" && !v.isBlock() }
+
+func (d *Driver) makeData(v *volume) error {
 	if d.Dir == "" {
 		return nil
 	}
-	return os.Mkdir(d.data(id), 0o750)
+	path := d.data(v.GetVolumeId())
+	if err := os.Mkdir(path, 0o750); err != nil || v.isBlock() {
+		return err
+	}
+	return mountDisk(path, v.GetCapacityBytes())
 }
 
-// removeData removes what this driver made below its own directory.
-func (d *Driver) removeData(id string) error {
+func (d *Driver) removeData(v *volume) error {
 	if d.Dir == "" {
 		return nil
 	}
-	return os.RemoveAll(d.data(id))
+	path := d.data(v.GetVolumeId())
+	if !v.isBlock() {
+		if err := Unbind(path); err != nil {
+			return err
+		}
+	}
+	return os.Remove(path)
 }

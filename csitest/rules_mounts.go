@@ -1,0 +1,403 @@
+package csitest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+const (
+	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+	mountGroup   = 4321 // nobody's
+	flagOfMounts = "noatime"
+)
+
+var manyWriters = Need{Text: "node.SINGLE_NODE_MULTI_WRITER", met: func(r *run) bool { return r.readWriteOnce() == multiWriter }}
+
+// Rules about what pods see and do, and about kubelet's ways to ask.
+var mountRules = []Rule{
+	{
+		ID: "node.publish.table", Level: Should, Spec: "NodePublishVolume",
+		Title: "a second NodePublishVolume is answered as the table of the specification has it, for every access mode",
+		Why: "The table tells for each access mode what a second publish at the same target or another one gets, with the same arguments or others: " +
+			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			for mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER; mode <= multiWriter; mode++ {
+				req := c.createRequest()
+				withMode(mode)(c, req)
+				a := send(c, c.Controller.CreateVolume, req)
+				if a.is(codes.InvalidArgument) {
+					continue
+				}
+				a.ok()
+				c.secondPublish(c.volumeOf(req, a.Resp.GetVolume()), mode)
+			}
+		},
+	},
+	{
+		ID: "node.publish.before-stage", Level: Must, Spec: "RPC Interactions",
+		Title: "a volume that is not staged is not published, and nothing is left at the target",
+		Why:   "After a reboot the staging path is an empty directory. A driver that binds it gives the pod the node's root disk.",
+		Needs: needs(createVolume, stageVolume),
+		check: func(c *Case) {
+			v := c.volume().attach()
+			v.stagingPath()
+			a := send(c, c.Node.NodePublishVolume, v.publishRequest("a"))
+			if a.is(codes.OK) {
+				a.wrong("an error: the volume is not staged")
+			}
+			if info, err := os.Lstat(v.targetPath("a")); err == nil {
+				c.fail("nothing at the target path, since kubelet takes the error for final and does not unpublish", "%v", orMode(info, err))
+			}
+			v.stage().publish("a")
+		},
+	},
+	{
+		ID: "node.stage.again-otherwise", Level: Must, Spec: "NodeStageVolume",
+		Title: "a volume that is staged already is not staged with another access type",
+		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
+		Needs: needs(createVolume, stageVolume, mountAccess),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			req := v.stageRequest()
+			req.VolumeCapability = blockCapability(c.run)
+			send(c, c.Node.NodeStageVolume, req).wants(codes.AlreadyExists, codes.FailedPrecondition, codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "node.stage.after-cancel", Level: Must, Spec: "Timeouts",
+		Title: "calls that were cancelled succeed when they are repeated, and are undone when they are not",
+		Why: "kubelet gives up after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
+			"call may still be at work. ABORTED is allowed meanwhile, but has to end.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 25 * time.Millisecond} {
+				v := c.volume().attach()
+				if c.has(stageVolume) {
+					cancelled(c, after, c.Node.NodeStageVolume, v.stageRequest())
+					v.stage()
+				}
+				cancelled(c, after, c.Node.NodePublishVolume, v.publishRequest("a"))
+				v.publish("a")
+				v.unpublish("a")
+				cancelled(c, after, c.Node.NodePublishVolume, v.publishRequest("b"))
+				v.unpublish("b") // the pod is gone
+				if c.has(stageVolume) {
+					cancelled(c, after, c.Node.NodeUnstageVolume, v.unstageRequest())
+					v.unstage()
+					cancelled(c, after, c.Node.NodeStageVolume, v.stageRequest())
+					v.unstage()
+				}
+				for _, pod := range []string{"a", "b"} {
+					if info, err := os.Lstat(v.targetPath(pod)); err == nil {
+						c.fail("nothing at the target path after NodeUnpublishVolume", "%v", orMode(info, err))
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "node.publish.parallel", Level: Must, Spec: "NodePublishVolume",
+		Title: "several pods get the volume at once, and give it back at once",
+		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a repeat " +
+			"succeeds.",
+		Needs: needs(createVolume, nodeService, manyWriters),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			pods := []string{"a", "b", "c", "d"}
+			publish := make([]*csi.NodePublishVolumeRequest, len(pods))
+			unpublish := make([]*csi.NodeUnpublishVolumeRequest, len(pods))
+			for i, pod := range pods {
+				publish[i], unpublish[i] = v.publishRequest(pod), v.unpublishRequest(pod)
+			}
+			c.parallel(len(pods), func(i int) {
+				send(c, c.Node.NodePublishVolume, publish[i]).wants(codes.OK, codes.Aborted)
+				step(c, c.Node.NodePublishVolume, publish[i])
+			})
+			c.parallel(len(pods), func(i int) {
+				send(c, c.Node.NodeUnpublishVolume, unpublish[i]).wants(codes.OK, codes.Aborted)
+				step(c, c.Node.NodeUnpublishVolume, unpublish[i])
+			})
+			v.unstage()
+		},
+	},
+	{
+		ID: "node.stats.not-mounted", Level: Must, Spec: "NodeGetVolumeStats",
+		Title: "NodeGetVolumeStats is NOT_FOUND for a directory at which the volume is not published",
+		Why:   "A target that lost its mount is a plain directory, and its numbers are those of the node's disk.",
+		Needs: needs(createVolume, nodeService, volumeStats),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			req := v.statsRequest("b")
+			c.mkdir(req.GetVolumePath())
+			send(c, c.Node.NodeGetVolumeStats, req).wants(codes.NotFound)
+			_ = os.Remove(req.GetVolumePath()) // removeDir tells of it
+		},
+	},
+	{
+		ID: "node.stats.agrees", Level: Should, Spec: "NodeGetVolumeStats",
+		Title: "NodeGetVolumeStats tells what the kernel tells of the file system",
+		Why:   "Alerts and evictions go by these numbers: an old copy or another disk's numbers come too late or for nothing.",
+		Needs: needs(createVolume, nodeService, volumeStats, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			for _, n := range []int64{0, c.run.cfg.Size / 4} { // an empty one, and one with data
+				c.write(filepath.Join(v.targetPath("a"), "data"), make([]byte, min(n, 64*mib)))
+				want, err := statfs(v.targetPath("a"))
+				if err != nil {
+					c.fail("a target that can be looked at", "%v", err)
+				}
+				a := send(c, c.Node.NodeGetVolumeStats, v.statsRequest("a"))
+				for _, u := range a.ok().GetUsage() {
+					near := func(got, want int64) bool { return max(got-want, want-got) <= want/20+mib }
+					if u.GetUnit() == csi.VolumeUsage_BYTES && (!near(u.GetTotal(), want.total) || !near(u.GetAvailable(), want.available)) {
+						a.wrong("%d bytes, of which %d are available, as statfs has it", want.total, want.available)
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "node.publish.mount-flags", Level: Should, Spec: "VolumeCapability",
+		Title: "mount_flags are in effect at the target",
+		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and nobody looks whether they took effect. The rule sends noatime.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			req := c.createRequest()
+			req.VolumeCapabilities[0].GetMount().MountFlags = []string{flagOfMounts}
+			a := send(c, c.Controller.CreateVolume, req)
+			if a.is(codes.InvalidArgument) {
+				c.excuse("the driver does not take mount_flags")
+			}
+			v := c.volumeOf(req, a.ok().GetVolume()).up("a")
+			for _, m := range mountsAt(v.targetPath("a")) {
+				if !m.has(flagOfMounts) {
+					c.fail(flagOfMounts+" among the options of the target", "%s", m.options)
+				}
+			}
+		},
+	},
+	{
+		ID: "node.publish.mount-group", Level: Should, Spec: "VolumeCapability",
+		Title: "a volume with volume_mount_group belongs to that group, which may write",
+		Why:   "kubelet does not change the group of files for a driver with VOLUME_MOUNT_GROUP. A pod that does not run as root cannot write then.",
+		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView),
+		check: func(c *Case) {
+			if err := os.Chown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
+				c.excuse("there is no other group in this user namespace")
+			}
+			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir tells of it
+			v := c.volume(func(_ *Case, r *csi.CreateVolumeRequest) {
+				r.VolumeCapabilities[0].GetMount().VolumeMountGroup = strconv.Itoa(mountGroup)
+			}).up("a")
+			if gid, mode, err := owner(v.targetPath("a")); err != nil || gid != mountGroup || mode&0o020 == 0 {
+				c.fail(fmt.Sprintf("a target of group %d, which it may write", mountGroup), "group %d, mode %04o, %v", gid, mode, err)
+			}
+		},
+	},
+	{
+		ID: "node.publish.volumes-apart", Level: Must, Spec: "NodePublishVolume",
+		Title: "two volumes have different data",
+		Why:   "A wrong device, or a staging path of another volume, gives one tenant the data of another.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v, other := c.volume().up("a"), c.volume().up("a")
+			c.write(filepath.Join(v.targetPath("a"), "mine"), []byte(v.id))
+			if _, err := os.Stat(filepath.Join(other.targetPath("a"), "mine")); err == nil {
+				c.fail("no file of the one volume in the other", "it is there")
+			}
+		},
+	},
+	{
+		ID: "node.publish.no-stray-mounts", Level: Should, Spec: "kubelet",
+		Title: "a volume is mounted at the paths of the CO alone",
+		Why: "Before NodeUnstageVolume kubelet looks for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
+			"one.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume()
+			before := map[string]bool{} // such as where a driver keeps the data of all volumes
+			for _, m := range mounts("") {
+				before[m.point] = true
+			}
+			v.up("a")
+			for _, m := range mountsAt(v.targetPath("a")) {
+				for _, other := range mounts("") {
+					if other.device == m.device && other.root == m.root && !strings.HasPrefix(other.point, c.run.dir+"/") && !before[other.point] {
+						c.fail("no other mount of "+m.device, "%s", other.point)
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "node.unstage.while-published", Level: Should, Spec: "RPC Interactions",
+		Title: "NodeUnstageVolume does not take a published volume from its pod",
+		Why:   "A CO that lost count asks for it. The pod would write to an empty directory, and its data would be lost.",
+		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume().up("a")
+			c.write(filepath.Join(v.targetPath("a"), "data"), []byte(v.id))
+			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()) // with whatever code
+			if got, err := os.ReadFile(filepath.Join(v.targetPath("a"), "data")); err != nil || string(got) != v.id {
+				c.fail("the pod's file as it was", "%q, %v", got, err)
+			}
+			v.unpublish("a").unstage()
+		},
+	},
+	{
+		ID: "node.publish.kubelet-restarts", Level: Must, Spec: "NodePublishVolume",
+		Title: "a kubelet that restarts stages and publishes everything again, and no mount changes",
+		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which nobody unmounts then. The number that the kernel gives " +
+			"every mount is compared.",
+		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
+		check: func(c *Case) {
+			volumes := []*volume{c.volume().up("a"), c.volume().up("a")}
+			var before []uint64
+			for _, v := range volumes {
+				before = append(before, mountID(v.targetPath("a")))
+			}
+			for range 2 {
+				c.parallel(len(volumes), func(i int) { volumes[i].stage().publish("a") })
+			}
+			for i, v := range volumes {
+				if id := mountID(v.targetPath("a")); id != before[i] {
+					c.fail(fmt.Sprintf("the same mount, %d, at the target", before[i]), "%d", id)
+				}
+			}
+		},
+	},
+	{
+		ID: "node.expand.grows", Level: Must, Spec: "NodeExpandVolume",
+		Title: "a file system has grown after ControllerExpandVolume and NodeExpandVolume, and again is OK",
+		Why: "The user has paid for the space. FAILED_PRECONDITION says that the driver cannot grow it while it is published; it has to have grown when it is " +
+			"published the next time.",
+		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, mountAccess, kernelView),
+		check: func(c *Case) { c.growsOnNode(c.volume()) },
+	},
+	{
+		ID: "node.expand.grows-block", Level: Must, Spec: "NodeExpandVolume",
+		Title: "a raw block volume has grown after ControllerExpandVolume and NodeExpandVolume, and again is OK",
+		Why:   "The pod reads the size of its device. It must be that of the volume.",
+		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, blockAccess, kernelView),
+		check: func(c *Case) { c.growsOnNode(c.volume(block)) },
+	},
+	{
+		ID: "node.publish.block-readonly", Level: Must, Spec: "NodePublishVolume",
+		Title: "a raw block volume that is published readonly cannot be written",
+		Why:   "A device node can be opened for writing whatever was promised, unless the driver makes the device read-only.",
+		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume(block).attach().stage()
+			req := v.publishRequest("a")
+			req.Readonly = true
+			a := send(c, c.Node.NodePublishVolume, req)
+			if a.is(codes.InvalidArgument) {
+				c.excuse("the driver does not publish raw block readonly")
+			}
+			a.ok()
+			if err := writeAt(req.GetTargetPath(), []byte("written")); err == nil {
+				c.fail("an error when the device is written", "none")
+			}
+		},
+	},
+	{
+		ID: "node.publish.block-data", Level: Must, Spec: "NodePublishVolume",
+		Title: "what is written to a raw block volume is there after it was taken down and brought up",
+		Why:   "A driver that formats, wipes or confuses devices shows here before it shows in production.",
+		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
+		check: func(c *Case) {
+			v := c.volume(block).up("a")
+			data := bytesOf(v.id, mib)
+			if err := writeAt(v.targetPath("a"), data); err != nil {
+				c.fail("a device that can be written", "%v", err)
+			}
+			v.unpublish("a").unstage().detach().up("b")
+			got := make([]byte, len(data))
+			f, err := os.Open(v.targetPath("b"))
+			if err == nil {
+				_, err = f.ReadAt(got, 0)
+				_ = f.Close() // it was only read
+			}
+			if err != nil || !bytes.Equal(got, data) {
+				c.fail("the data as it was written", "other data, %v", err)
+			}
+		},
+	},
+}
+
+// secondPublish fills in the row of the table for one access mode.
+func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mode) {
+	v.up("a")
+	again := v.publishRequest("a")
+	send(c, c.Node.NodePublishVolume, again).ok()
+	reader := mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	if !reader { // where readonly may say nothing new
+		again.Readonly = true
+		send(c, c.Node.NodePublishVolume, again).wants(codes.AlreadyExists)
+	}
+	want := codes.OK
+	switch mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+		want = codes.FailedPrecondition
+	}
+	send(c, c.Node.NodePublishVolume, v.publishRequest("b")).wants(want)
+	if !v.isBlock() && !reader {
+		other := v.publishRequest("c")
+		other.Readonly = true
+		send(c, c.Node.NodePublishVolume, other).wants(want)
+	}
+}
+
+// cancelled sends a request and cancels it.
+func cancelled[Req, Resp any](c *Case, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
+	ctx, cancel := context.WithCancel(c.context())
+	defer cancel()
+	timer := time.AfterFunc(after, cancel)
+	defer timer.Stop()
+	sendCtx(ctx, c, rpc, req)
+}
+
+// growsOnNode expands a volume while it is published, or else the next time.
+func (c *Case) growsOnNode(v *volume) {
+	want := 2 * max(c.run.cfg.Size, v.created.GetCapacityBytes())
+	v.up("a")
+	before, err := v.sizeAt(v.targetPath("a"))
+	if err != nil {
+		c.fail("a target with a size", "%v", err)
+	}
+	step(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+	for range 2 {
+		a := send(c, c.Node.NodeExpandVolume, v.nodeExpandRequest("a", want))
+		a.wants(codes.OK, codes.FailedPrecondition)
+		if a.Err != nil {
+			v.unpublish("a").unstage().stage().publish("a")
+		}
+	}
+	// A file system keeps a part of the device for itself.
+	if after, err := v.sizeAt(v.targetPath("a")); err != nil || after < before+(want-want/2)*3/4 {
+		c.fail(fmt.Sprintf("a target that has grown from %d to about %d bytes", before, want), "%d, %v", after, err)
+	}
+}
+
+// writeAt writes to the beginning of a device, and makes it durable.
+func writeAt(path string, data []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt(data, 0)
+	return err
+}
