@@ -63,6 +63,8 @@ func (w *walker) notUTF8(field string) { w.add(field, "utf-8", "is not valid UTF
 func (w *walker) characters(field, v string, r textRule) {
 	if r&absolutePath != 0 && !absolute(v) && !(r&lenientPath != 0 && w.relativeVolumePath) {
 		w.add(field, "path-absolute", "is %s and must be an absolute path", quote(v))
+	} else if r&absolutePath != 0 && strings.ContainsRune(v, 0) {
+		w.add(field, "path-absolute", "is %s and no path has a NUL byte", quote(v))
 	}
 	if r&noControls != 0 {
 		for _, c := range v {

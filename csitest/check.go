@@ -36,6 +36,7 @@ type run struct {
 	nodeID           string
 	dir              string
 	logFrom          int64
+	besides          map[string][]string // what else was in the directories of the sockets
 	record           recorder
 	validation       []csispec.Option
 	report           *Report

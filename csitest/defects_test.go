@@ -21,6 +21,8 @@ import (
 
 // elsewhere has the rules whose defect needs what the reference driver is not.
 var elsewhere = map[string]string{
+	"hostile.utf8":                "a library that does not look: TestNoUTF8",
+	"leaks.process":               "a process of its own: TestLeaks",
 	"node.publish.block-device":   "a real block device: examples/blockdriver",
 	"node.publish.block-data":     "a real block device: examples/blockdriver",
 	"node.publish.block-readonly": "a real block device: examples/blockdriver",
@@ -29,7 +31,7 @@ var elsewhere = map[string]string{
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, restartDefects,
-	secretDefects, statusDefects, responseDefects)
+	secretDefects, hostileDefects, statusDefects, responseDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 

@@ -21,6 +21,7 @@ import (
 
 // connect starts the driver, if that is asked for, and waits until it is ready.
 func (r *run) connect(ctx context.Context) error {
+	r.noteBesides()
 	for _, command := range []func() *exec.Cmd{r.target.Start, r.target.StartController} {
 		if command == nil {
 			continue

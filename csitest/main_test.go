@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 }
 
 // referenceProcess is the reference driver as a program: its arguments are the socket
-// and, if it is to have one, a call at which it dies.
+// and, if it is to have a defect, the call at which it dies, or that it leaks.
 func referenceProcess() {
 	os.Remove(os.Args[1]) // of the one that was killed
 	lis, err := net.Listen("unix", os.Args[1])
@@ -30,10 +30,16 @@ func referenceProcess() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	var leak []*os.File
 	dies := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if len(os.Args) > 2 && path.Base(info.FullMethod) == os.Args[2] {
 			fmt.Fprintln(os.Stderr, "panic: at the disco")
 			os.Exit(2)
+		}
+		if len(os.Args) > 2 && os.Args[2] == "leak" && path.Base(info.FullMethod) == "CreateVolume" {
+			if f, err := os.Open(os.DevNull); err == nil {
+				leak = append(leak, f)
+			}
 		}
 		return handler(ctx, req)
 	}

@@ -1,13 +1,18 @@
 package csitest
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest/gate"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 )
 
 func socketDir(t *testing.T) string {
@@ -70,5 +75,60 @@ func TestTwoProcesses(t *testing.T) {
 	target.ControllerEndpoint = ""
 	if _, err := Check(t.Context(), target, Config{}); err == nil {
 		t.Error("a controller without an endpoint")
+	}
+}
+
+// A driver that keeps a descriptor for every volume is found, one that does not is not.
+func TestLeaks(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("it takes /proc")
+	}
+	for _, defect := range []string{"none", "leak"} {
+		socket := filepath.Join(socketDir(t), "csi.sock")
+		report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
+			return gate.RoleCommand(t.Context(), "reference", socket, defect)
+		}}, Config{Rules: []string{"leaks.process"}, Size: 1 << 20, Kernel: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		failed := report.With(Failed)
+		if leaks := defect == "leak"; len(failed) == 1 != leaks || leaks && !strings.Contains(failed[0].Failures[0].Got, "descriptors") {
+			t.Errorf("%s: %+v", defect, report.Results)
+		}
+	}
+}
+
+// A driver whose library takes any bytes for a string is found.
+func TestNoUTF8(t *testing.T) {
+	lis, err := net.Listen("unix", filepath.Join(socketDir(t), "csi.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(grpc.ForceServerCodec(rawCodec{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		var req, resp []byte
+		if err := stream.RecvMsg(&req); err != nil {
+			return err
+		}
+		if method, _ := grpc.MethodFromServerStream(stream); strings.HasSuffix(method, "ControllerGetCapabilities") {
+			resp, _ = proto.Marshal(&csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{
+				Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME}},
+			}}})
+		}
+		return stream.SendMsg(&resp)
+	}))
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(lis) }()
+	t.Cleanup(func() {
+		s.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	report, err := Check(t.Context(), Target{Endpoint: "unix://" + lis.Addr().String()}, Config{Rules: []string{"hostile.utf8"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.With(Failed)) != 1 {
+		t.Errorf("%+v", report.Results)
 	}
 }

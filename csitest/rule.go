@@ -52,6 +52,7 @@ func Rules() []Rule {
 		mountRules,
 		restartRules,
 		secretRules,
+		hostileRules,
 		// Judges: they come last.
 		statusRules,
 		responseRules,

@@ -23,7 +23,9 @@ func TestRules(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
 	dir := t.TempDir()
-	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	sockets := filepath.Join(dir, "s")
+	must(t, os.Mkdir(sockets, 0o700))
+	endpoint := "unix://" + filepath.Join(sockets, "csi.sock")
 	pool := filepath.Join(dir, "pool")
 	second := secondNode(t, pool)
 	csitest.Run(t, csitest.Target{

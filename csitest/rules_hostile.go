@@ -1,0 +1,310 @@
+package csitest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// Rules about input that no honest CO sends, and about who else is on the node.
+var hostileRules = []Rule{
+	{
+		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
+		Title: "an ID that the driver never gave is NOT_FOUND or INVALID_ARGUMENT, whatever is in it",
+		Why: "IDs come from PersistentVolumes, which users with the right to make them fill in. An ID that is used as a path or in a command without a look " +
+			"reads and deletes what is not the driver's. Calls that undo may answer OK.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, r := range rpcs {
+				m := r.request()
+				id := m.ProtoReflect().Descriptor().Fields().ByName("volume_id")
+				if id == nil || !r.promised(c) {
+					continue
+				}
+				for _, bad := range []string{"../../../../etc/passwd", "/", ".", "a/../../b", "-rf", "$(reboot)", "x\ny", "\x00", strings.Repeat("x", 128), "\u202e", "%s%n"} {
+					req := c.filled(r.request())
+					req.ProtoReflect().Set(id, protoreflect.ValueOfString(bad))
+					a := c.invoke(r.path(), req, r.response())
+					undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
+					if !a.is(codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)) {
+						a.wrong("NotFound or InvalidArgument")
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "hostile.paths", Level: Should, Spec: "NodePublishVolume",
+		Title: "a path that is relative, longer than the system allows, or not a path is refused",
+		Why:   "Relative to what? The driver would mount somewhere below its own working directory.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *Case) {
+			v := c.volume().attach().stage()
+			for _, bad := range []string{"csicheck-relative/path", "/tmp/\x00/x", "/" + strings.Repeat("x/", 4096)} {
+				req := v.publishRequest("a")
+				req.TargetPath = bad
+				a := send(c, c.Node.NodePublishVolume, req)
+				if a.is(codes.OK, codes.Internal) || uncertain(a.Err) {
+					a.wrong("InvalidArgument, or another code that says what is wrong, and that a repeat is in vain")
+				}
+			}
+		},
+	},
+	{
+		ID: "hostile.large", Level: Must, Spec: "Size Limits",
+		Title: "a request that is far too large is answered with a proper code",
+		Why:   "One client with a mistake must not take the driver of a node down. RESOURCE_EXHAUSTED is what gRPC answers by itself.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			for _, n := range []int{5 << 10, 1 << 20, 5 << 20} {
+				req := c.createRequest()
+				req.Parameters = map[string]string{"csicheck": strings.Repeat("x", n)}
+				a := send(c, c.Controller.CreateVolume, req)
+				if a.is(codes.Internal, codes.Unknown, codes.Unavailable) {
+					a.wrong("OK, INVALID_ARGUMENT or another code that says what is wrong with %d bytes of parameters", n)
+				}
+			}
+		},
+	},
+	{
+		ID: "hostile.utf8", Level: Must, Spec: "Error Scheme",
+		Title: "a string that is no UTF-8 is refused",
+		Why:   "gRPC libraries that do not look hand the bytes on, to file names and to logs that others parse.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			raw := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), c.name()+"\xff\xfe")
+			if err := c.raw("/csi.v1.Controller/DeleteVolume", raw); err == nil {
+				c.fail("an error to a volume_id that ends in ff fe", "OK")
+			}
+		},
+	},
+	{
+		ID: "hostile.unknown-fields", Level: Must, Spec: "Versioning",
+		Title: "fields that the driver does not know are ignored",
+		Why:   "A CO that speaks a newer minor version of CSI sends them, and the driver is not rebuilt for every Kubernetes.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			req := c.createRequest()
+			req.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 12345, protowire.VarintType), 1))
+			send(c, c.Controller.CreateVolume, req).ok()
+		},
+	},
+	{
+		ID: "sidecar.startup", Level: Must, Spec: "external-attacher, livenessprobe, node-driver-registrar",
+		Title: "what sidecars ask when they start is answered in the time that they give",
+		Why: "The attacher and the registrar give GetPluginInfo a second, and the attacher a second to GetPluginCapabilities and ControllerGetCapabilities together; livenessprobe " +
+			"gives Probe three. A sidecar that does not get its answer exits, and the driver's container is restarted. Each makes a connection of its own. Three tries are made.",
+		check: func(c *Case) {
+			var err error
+			for range 3 {
+				if err = c.startSidecars(); err == nil {
+					return
+				}
+			}
+			c.fail("answers in time", "%v", err)
+		},
+	},
+	{
+		ID: "socket.alone", Level: Must, Spec: "Supervised Lifecycle Management",
+		Title: "nothing else is made in the directory of the socket",
+		Why:   "The directory is the CO's, and sidecars watch it. What the driver keeps there is gone with the pod, or left behind on the node.",
+		Needs: needs(driverProcess),
+		check: func(c *Case) {
+			for dir, before := range c.run.besides {
+				for _, name := range besides(dir) {
+					if !slices.Contains(before, name) && filepath.Join(dir, name) != c.run.dir {
+						c.error("nothing but the socket", "%s", filepath.Join(dir, name))
+					}
+				}
+			}
+		},
+	},
+	{
+		ID: "secrets.not-in-arguments", Level: Must, Spec: "Secrets Requirements",
+		Title: "secrets are not in the arguments of the programs that the driver runs",
+		Why:   "Everybody on the node reads them in /proc, ps and audit logs. mount(8), cryptsetup and their kin take secrets from a file descriptor.",
+		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
+		check: func(c *Case) {
+			planted := "planted-" + rand.Text()
+			stop, found := make(chan struct{}), make(chan string, 1)
+			go func() { found <- c.run.watchArguments(planted, stop) }()
+			c.plantIn(planted)
+			close(stop)
+			if line := <-found; line != "" {
+				c.fail("no secret in the arguments of a process", "%s", strings.ReplaceAll(line, planted, "<THE SECRET>"))
+			}
+		},
+	},
+	{
+		ID: "secrets.not-in-files", Level: Should, Spec: "Secrets Requirements",
+		Title: "secrets are not in files that the driver writes",
+		Why: "Files outlive the pod, are backed up and read by others. Looked into are the directories of kubelet and of the socket, and files that the driver has open " +
+			"for writing.",
+		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
+		check: func(c *Case) {
+			planted := "planted-" + rand.Text()
+			c.plantIn(planted)
+			for _, path := range c.run.written() {
+				if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(planted)) {
+					c.error("no secret in a file", "%s", path)
+				}
+			}
+		},
+	},
+	{
+		ID: "leaks.node", Level: Must, Spec: "NodeUnstageVolume",
+		Title: "volumes that come and go leave no mounts, devices and files on the node",
+		Why:   "What is left by each volume ends the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
+		Needs: needs(createVolume, nodeService, kernelView),
+		check: func(c *Case) {
+			c.cycle() // what is made once stays
+			mountsBefore, filesBefore := len(mounts("")), len(c.run.files())
+			for range leakCycles {
+				if d := c.cycle(); !d.goneSoon() {
+					c.fail("no device after DeleteVolume", "%s", d)
+				}
+			}
+			if n := len(mounts("")) - mountsBefore; n >= leakCycles {
+				c.fail("as many mounts as before", "%d more after %d volumes came and went", n, leakCycles)
+			}
+			if n := len(c.run.files()) - filesBefore; n >= leakCycles {
+				c.fail("as many files as before", "%d more after %d volumes came and went", n, leakCycles)
+			}
+		},
+	},
+	{
+		ID: "leaks.process", Level: Must, Spec: "Interoperability",
+		Title: "volumes that come and go leave no descriptors, threads and processes to the driver",
+		Why:   "A driver that loses one with every volume fails after weeks, on the busiest nodes first, and its device is busy meanwhile.",
+		Needs: needs(createVolume, kernelView, driverProcess),
+		check: func(c *Case) {
+			c.cycle()
+			if !c.run.foreign() {
+				c.excuse("the driver runs in this very process")
+			}
+			before := c.run.inventory()
+			for range leakCycles {
+				c.cycle()
+			}
+			var after inventory
+			for range 20 { // what ends soon is no leak
+				if after = c.run.inventory(); after.grownSince(before, leakCycles) == "" {
+					return
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			c.fail("as many as before", "%s after %d volumes came and went", after.grownSince(before, leakCycles), leakCycles)
+		},
+	},
+}
+
+// leakCycles is how many volumes come and go; a leak shows that often.
+const leakCycles = 8
+
+// cycle is a volume's life, and tells which device it was on.
+func (c *Case) cycle() (d device) {
+	v := c.volume()
+	if c.has(nodeService) {
+		v.up("a")
+		d = deviceAt(v.targetPath("a"))
+		if d == deviceAt(c.run.dir) { // of a driver whose volumes are directories
+			d = device{}
+		}
+		v.unpublish("a").unstage().detach()
+	}
+	v.delete()
+	_ = os.RemoveAll(filepath.Dir(v.stagingPath())) // kubelet does; nothing is mounted there now
+	_ = os.Remove(filepath.Dir(v.targetPath("a")))
+	return d
+}
+
+// plantIn sends a secret with every call of a volume's life.
+func (c *Case) plantIn(planted string) {
+	create := c.createRequest()
+	create.Secrets = map[string]string{"csicheck-planted": planted}
+	v := c.volumeOf(create, step(c, c.Controller.CreateVolume, create).GetVolume()).attach()
+	if c.has(stageVolume) {
+		req := v.stageRequest()
+		req.Secrets = create.Secrets
+		step(c, c.Node.NodeStageVolume, req)
+	}
+	req := v.publishRequest("a")
+	req.Secrets = create.Secrets
+	step(c, c.Node.NodePublishVolume, req)
+}
+
+// raw calls with bytes that no library of protobuf would send.
+func (c *Case) raw(method string, request []byte) error {
+	ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
+	defer cancel()
+	var resp []byte
+	return c.run.controller.Invoke(ctx, method, &request, &resp, grpc.ForceCodec(rawCodec{}))
+}
+
+type rawCodec struct{}
+
+func (rawCodec) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }
+func (rawCodec) Unmarshal(data []byte, v any) error {
+	*v.(*[]byte) = data
+	return nil
+}
+func (rawCodec) Name() string { return "proto" }
+
+// startSidecars asks what they ask, on connections of their own.
+func (c *Case) startSidecars() error {
+	ask := func(endpoint, who string, limit time.Duration, methods ...string) error {
+		cc, err := dial(endpoint)
+		if err != nil {
+			return err
+		}
+		defer cc.Close()
+		connect, cancel := context.WithTimeout(c.ctx, readyTimeout)
+		defer cancel()
+		if _, err := csi.NewIdentityClient(cc).Probe(connect, &csi.ProbeRequest{}, grpc.WaitForReady(true)); err != nil {
+			return fmt.Errorf("%s: Probe: %w", who, err)
+		}
+		ctx, cancel := context.WithTimeout(c.ctx, limit)
+		defer cancel()
+		for _, m := range methods {
+			if err := cc.Invoke(ctx, m, new(csi.ProbeRequest), proto.Message(new(csi.ProbeResponse)), grpc.ForceCodec(anyAnswer{})); err != nil {
+				return fmt.Errorf("%s gives %v: %s: %w", who, limit, m, err)
+			}
+		}
+		return nil
+	}
+	const identity, controller = "/csi.v1.Identity/", "/csi.v1.Controller/"
+	node, ctl := c.run.target.Endpoint, c.run.target.ControllerEndpoint
+	if ctl == "" {
+		ctl = node
+	}
+	if err := ask(node, "node-driver-registrar", time.Second, identity+"GetPluginInfo"); err != nil {
+		return err
+	}
+	if err := ask(node, "livenessprobe", 3*time.Second, identity+"Probe"); err != nil || c.run.has.Controller == nil {
+		return err
+	}
+	if err := ask(ctl, "external-attacher", time.Second, identity+"GetPluginInfo"); err != nil {
+		return err
+	}
+	return ask(ctl, "external-attacher", time.Second, identity+"GetPluginCapabilities", controller+"ControllerGetCapabilities")
+}
+
+// anyAnswer sends an empty request, and takes whatever comes back.
+type anyAnswer struct{}
+
+func (anyAnswer) Marshal(any) ([]byte, error) { return nil, nil }
+func (anyAnswer) Unmarshal([]byte, any) error { return nil }
+func (anyAnswer) Name() string                { return "proto" }
