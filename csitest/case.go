@@ -33,6 +33,8 @@ type Case struct {
 	n      int // of the case in the run
 	names  int
 	lost   atomic.Bool // a call found nobody, or no answer
+	// streamed is the volume_capacity_bytes of the last stream that was read.
+	streamed int64
 
 	mu       sync.Mutex
 	failures []Failure

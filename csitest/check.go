@@ -34,6 +34,7 @@ type run struct {
 	info             *csi.GetPluginInfoResponse
 	has              csispec.Capabilities
 	nodeID           string
+	place            *csi.Topology // where the node is
 	dir              string
 	logFrom          int64
 	besides          map[string][]string // what else was in the directories of the sockets

@@ -152,33 +152,33 @@ var responseDefects = []defect{
 	},
 	{
 		breaks: "response.topology-key", does: "a key with a space",
-		unary: after(func(r *csi.NodeGetInfoResponse) {
-			r.AccessibleTopology.Segments = map[string]string{"ref.csikit.dev/a zone": "a"}
+		unary: after(func(r *csi.ControllerGetVolumeResponse) {
+			r.Volume.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{"ref.csikit.dev/a zone": "a"}}}
 		}),
+		rules: []string{"controller.get."},
 	},
 	{
 		breaks: "response.topology-value", does: "a value with a space",
-		unary: after(func(r *csi.NodeGetInfoResponse) {
-			r.AccessibleTopology.Segments = map[string]string{"ref.csikit.dev/zone": "a b"}
+		unary: after(func(r *csi.ControllerGetVolumeResponse) {
+			r.Volume.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{"ref.csikit.dev/zone": "a b"}}}
 		}),
+		rules: []string{"controller.get."},
 	},
 	{
 		breaks: "response.group-snapshot", does: "members of another group",
 		unary: after(func(r *csi.GetVolumeGroupSnapshotResponse) { r.GroupSnapshot.Snapshots[0].GroupSnapshotId = "other" }),
 	},
 	{
-		breaks: "response.constant", does: "another volume_context every time",
-		unary: func() grpc.UnaryServerInterceptor {
-			var n atomic.Int32
-			return volumeChanged(func(v *csi.Volume) { v.VolumeContext["n"] = strings.Repeat("x", int(n.Add(1)%2)) })
-		}(),
-		rules: []string{"controller.create.idempotent"},
+		breaks: "response.constant", does: "another volume_context from ControllerGetVolume",
+		unary: after(func(r *csi.ControllerGetVolumeResponse) { r.Volume.VolumeContext["n"] = "x" }),
+		rules: []string{"controller.get."},
 	},
 	{
-		breaks: "response.topology-prefix", does: "the node has another prefix",
-		unary: after(func(r *csi.NodeGetInfoResponse) {
-			r.AccessibleTopology.Segments = map[string]string{"other.csikit.dev/zone": "a"}
+		breaks: "response.topology-prefix", does: "another prefix in one answer",
+		unary: after(func(r *csi.ControllerGetVolumeResponse) {
+			r.Volume.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{"other.csikit.dev/zone": "a"}}}
 		}),
+		rules: []string{"controller.get."},
 	},
 }
 

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
@@ -31,7 +30,8 @@ var elsewhere = map[string]string{
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, restartDefects,
-	secretDefects, hostileDefects, statusDefects, responseDefects)
+	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, takenDefects,
+	modifyDefects, snapshotLifeDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, cutDefects, interruptedDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 
@@ -118,35 +118,6 @@ var createDefects = []defect{
 		also: map[string]string{"controller.expand.bad-range": "it asks for the capacity again"},
 	},
 	{
-		breaks: "controller.create.parallel", does: "ALREADY_EXISTS while the name is being made",
-		unary: whileBusy(func(r *csi.CreateVolumeRequest) string { return r.GetName() }, codes.AlreadyExists),
-		also:  map[string]string{"controller.create.after-cancel": "the cancelled call is still under way"},
-	},
-	{
-		breaks: "controller.create.after-cancel", does: "a name whose request was cancelled stays taken",
-		unary: func() grpc.UnaryServerInterceptor {
-			var mu sync.Mutex
-			stuck := map[string]bool{}
-			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				r, ok := req.(*csi.CreateVolumeRequest)
-				if !ok {
-					return handler(ctx, req)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				select {
-				case <-ctx.Done():
-					stuck[r.GetName()] = true
-				case <-time.After(20 * time.Millisecond): // slow, so that there is something to cancel
-				}
-				if stuck[r.GetName()] {
-					return nil, status.Error(codes.Internal, "it is half made")
-				}
-				return handler(ctx, req)
-			}
-		}(),
-	},
-	{
 		breaks: "controller.create.taken-capacity", does: "a taken name is OK whatever the size",
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			if r.GetCapacityRange().GetRequiredBytes() == 2*64<<20+1 {
@@ -176,7 +147,7 @@ var createDefects = []defect{
 	{
 		breaks: "controller.create.capacity-in-range", does: "limit_bytes is not looked at",
 		unary: before(func(r *csi.CreateVolumeRequest) {
-			if l := r.GetCapacityRange().GetLimitBytes(); l > r.GetCapacityRange().GetRequiredBytes() && l > 0 {
+			if l := r.GetCapacityRange().GetLimitBytes(); l == r.GetCapacityRange().GetRequiredBytes()+1 && l > 1 {
 				r.CapacityRange = &csi.CapacityRange{RequiredBytes: l + 1}
 			}
 		}),
@@ -270,6 +241,7 @@ var listDefects = []defect{
 		}),
 		also: map[string]string{
 			"controller.list.pages":           "the last page has one",
+			"controller.list.large-max":       "it looks for the one volume",
 			"controller.list.published-nodes": "it looks for the one volume",
 		},
 	},
@@ -319,12 +291,13 @@ var attachDefects = []defect{
 				resp, err := handler(ctx, req)
 				switch r := req.(type) {
 				case *csi.ControllerUnpublishVolumeRequest:
-					delete(done, r.GetVolumeId())
+					delete(done, r.GetVolumeId()+r.GetNodeId())
 				case *csi.ControllerPublishVolumeRequest:
-					if err == nil && done[r.GetVolumeId()] {
+					key := r.GetVolumeId() + r.GetNodeId()
+					if err == nil && done[key] {
 						return nil, status.Error(codes.AlreadyExists, "it is published")
 					}
-					done[r.GetVolumeId()] = done[r.GetVolumeId()] || err == nil
+					done[key] = done[key] || err == nil
 				}
 				return resp, err
 			}
@@ -332,6 +305,10 @@ var attachDefects = []defect{
 		also: map[string]string{
 			"controller.delete.attached": "it publishes again to see that the volume is there",
 			"restart.attachments-kept":   "it publishes again after the restart",
+
+			"controller.publish.multi-node":   "it publishes again to the first node",
+			"controller.publish.after-cancel": "it publishes again", "controller.publish.after-deadline": "it publishes again",
+			"controller.publish.parallel": "it publishes again",
 		},
 	},
 	{
@@ -355,12 +332,16 @@ var attachDefects = []defect{
 	{
 		breaks: "controller.publish.readonly-changed", does: "readonly is not compared, before a restart",
 		unary: fails(func(r *csi.ControllerPublishVolumeRequest, err error) error {
-			if status.Code(err) == codes.AlreadyExists {
+			if status.Code(err) == codes.AlreadyExists && r.GetReadonly() {
 				return status.Error(codes.FailedPrecondition, "another readonly")
 			}
 			return err
 		}),
-		also: map[string]string{"restart.attachments-kept": "it asks with another readonly as well"},
+		also: map[string]string{
+			"restart.attachments-kept":        "it asks with another readonly as well",
+			"controller.unpublish.other-node": "it asks with another readonly as well",
+			"controller.unpublish.late":       "it asks with another readonly as well",
+		},
 	},
 	{
 		breaks: "controller.publish.second-node", does: "a second node is ABORTED",
@@ -370,6 +351,7 @@ var attachDefects = []defect{
 			}
 			return err
 		}),
+		also: map[string]string{"controller.publish.every-single-node-mode": "it asks for a second node, too"},
 	},
 	{
 		breaks: "controller.unpublish.idempotent", does: "NOT_FOUND for what is not published",
@@ -391,6 +373,11 @@ var attachDefects = []defect{
 				return handler(ctx, req)
 			}
 		}(),
+		also: map[string]string{
+			"controller.unpublish.after-cancel": "it repeats the call", "controller.unpublish.after-deadline": "it repeats the call",
+			"controller.unpublish.parallel": "it repeats the call",
+		},
+		maybe: oneVolume,
 	},
 	{
 		breaks: "controller.unpublish.every-node", does: "no node_id does nothing",
@@ -419,6 +406,7 @@ var attachDefects = []defect{
 				return resp, err
 			}
 		}(),
+		maybe: oneVolume,
 	},
 }
 
@@ -467,13 +455,19 @@ var expandDefects = []defect{
 				return nil, nil
 			})
 		}(),
+		also: map[string]string{
+			"controller.expand.after-later": "it repeats the call", "controller.expand.after-cancel": "it repeats the call",
+			"controller.expand.after-deadline": "it repeats the call", "controller.expand.parallel": "it repeats the call",
+		},
 	},
 	{
 		breaks: "controller.expand.never-shrinks", does: "a volume shrinks",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			resp, err := handler(ctx, req)
 			if r, ok := resp.(*csi.ControllerExpandVolumeResponse); ok && err == nil {
-				r.CapacityBytes = req.(*csi.ControllerExpandVolumeRequest).GetCapacityRange().GetRequiredBytes()
+				if asked := req.(*csi.ControllerExpandVolumeRequest).GetCapacityRange().GetRequiredBytes(); asked < 64*mib {
+					r.CapacityBytes = asked
+				}
 			}
 			return resp, err
 		},
@@ -486,6 +480,7 @@ var expandDefects = []defect{
 			}
 			return err
 		}),
+		maybe: oneVolume,
 	},
 	{
 		breaks: "controller.expand.bad-range", does: "required above limit is taken",
@@ -501,10 +496,17 @@ var snapshotDefects = []defect{
 	{
 		breaks: "controller.snapshot.idempotent", does: "creation_time is the time of the answer",
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.CreationTime = timestamppb.Now() }),
+		also: map[string]string{
+			"controller.snapshot.list-agrees": "the list has the right one", "controller.snapshot.get-agrees": "GetSnapshot has the right one",
+		},
 	},
 	{
 		breaks: "controller.snapshot.names-source", does: "another source",
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SourceVolumeId = "other" }),
+		also: map[string]string{
+			"controller.snapshot.list-agrees": "the list has the right one", "controller.snapshot.get-agrees": "GetSnapshot has the right one",
+			"controller.snapshot.name-free-again": "it looks at the source",
+		},
 	},
 	{
 		breaks: "controller.snapshot.name-taken", does: "INTERNAL for a taken name",
@@ -516,7 +518,7 @@ var snapshotDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there",
+		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there", maybe: oneVolume,
 		unary: fails(func(_ *csi.CreateSnapshotRequest, err error) error {
 			if status.Code(err) == codes.NotFound {
 				return status.Error(codes.Internal, "not there")
@@ -560,16 +562,24 @@ var snapshotDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.list", does: "source_volume_id is not looked at",
-		unary: before(func(r *csi.ListSnapshotsRequest) { r.SourceVolumeId = "" }),
+		unary: before(func(r *csi.ListSnapshotsRequest) {
+			if r.SnapshotId == "" {
+				r.SourceVolumeId = ""
+			}
+		}),
 	},
 	{
 		breaks: "controller.snapshot.list-bad-token", does: "an unknown token is the beginning",
-		unary: before(func(r *csi.ListSnapshotsRequest) { r.StartingToken = "" }),
+		unary: before(func(r *csi.ListSnapshotsRequest) {
+			if strings.HasPrefix(r.StartingToken, "no-token") {
+				r.StartingToken = ""
+			}
+		}),
 	},
 	{
 		breaks: "controller.snapshot.get", does: "INTERNAL for a snapshot that is not there",
-		unary: fails(func(_ *csi.GetSnapshotRequest, err error) error {
-			if status.Code(err) == codes.NotFound {
+		unary: fails(func(r *csi.GetSnapshotRequest, err error) error {
+			if status.Code(err) == codes.NotFound && strings.HasPrefix(r.GetSnapshotId(), "csicheck-") {
 				return status.Error(codes.Internal, "not there")
 			}
 			return err
@@ -579,12 +589,12 @@ var snapshotDefects = []defect{
 
 var metadataDefects = []defect{{
 	breaks: "snapshot.metadata.allocated", does: "a stream from beyond the volume is empty",
-	stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		if err := handler(srv, ss); status.Code(err) != codes.OutOfRange {
-			return err
+	stream: streamed("GetMetadataAllocated", nil, nil, func(req proto.Message, err error) error {
+		if status.Code(err) == codes.OutOfRange && req.(*csi.GetMetadataAllocatedRequest).GetStartingOffset() > 0 {
+			return nil
 		}
-		return nil
-	},
+		return err
+	}),
 }}
 
 var groupDefects = []defect{

@@ -229,7 +229,7 @@ func (r *run) discover(ctx context.Context) error {
 			r.has.Node = append(r.has.Node, x.GetRpc().GetType())
 		}
 		if info, err := c.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err == nil {
-			r.nodeID = info.GetNodeId()
+			r.nodeID, r.place = info.GetNodeId(), info.GetAccessibleTopology()
 		}
 	}
 	for _, s := range r.has.Plugin {
@@ -277,6 +277,7 @@ func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 	_, err := c.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: c.name(), CapacityRange: &csi.CapacityRange{RequiredBytes: r.cfg.Size},
 		VolumeCapabilities: []*csi.VolumeCapability{kind}, Parameters: r.cfg.Parameters,
+		AccessibilityRequirements: r.requirement(),
 	})
 	r.clean(ctx, c)
 	r.mu.Lock()

@@ -21,6 +21,7 @@ type defect struct {
 	breaks string            // the rule
 	does   string            // in words
 	also   map[string]string // other rules that cannot but find it, and why
+	maybe  string            // a rule that finds it if the calls come in some order
 	// unary and stream are around every call, before the driver validates it.
 	unary  grpc.UnaryServerInterceptor
 	stream grpc.StreamServerInterceptor
@@ -30,8 +31,10 @@ type defect struct {
 	leaves     bool                   // it cannot be cleaned up after
 	kernel     bool                   // the rule looks at mounts: the driver makes some
 	root       bool                   // a user namespace does not do for it
+	copied     func(from, to string)  // does it to every copy of data, by directories
 	log        func(method string, req proto.Message) string
 	rules      []string // that are needed beside a sample
+	only       bool     // and no sample: the defect makes calls wait
 }
 
 // reference serves the reference driver, with the defect, as a target.
@@ -50,8 +53,8 @@ func reference(t *testing.T, d defect) (Target, Config) {
 		os.RemoveAll(dir)
 	})
 	log := filepath.Join(dir, "log")
-	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, Log: log}
-	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel, CleanupTimeout: 5 * time.Second}
+	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, SecondTopology: refdriver.SecondTopology(), Log: log}
+	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}}
 
 	state := refdriver.NewState()
 	note := func(text string) {
@@ -66,6 +69,9 @@ func reference(t *testing.T, d defect) (Target, Config) {
 		if d.kernel {
 			ref.Dir = filepath.Join(dir, "volumes")
 			os.MkdirAll(ref.Dir, 0o750)
+			if d.copied != nil {
+				ref.Copied = func(from, to string) { d.copied(filepath.Join(ref.Dir, from), filepath.Join(ref.Dir, to)) }
+			}
 		}
 		lis, err := net.Listen("unix", filepath.Join(dir, socket))
 		if err != nil {

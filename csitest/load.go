@@ -134,7 +134,7 @@ func (l *LoadReport) count() {
 		percentile := func(p int) time.Duration { return all[min(len(all)*p/100, len(all)-1)] }
 		r.P50, r.P90, r.P99, r.Max = percentile(50), percentile(90), percentile(99), all[len(all)-1]
 		phase := l.Up
-		if undoes[r.Method] {
+		if slices.Contains(life[4:], r.Method) {
 			phase = l.Down
 		}
 		if phase > 0 {
@@ -149,11 +149,3 @@ var life = []string{
 	"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume",
 	"NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
 }
-
-var undoes = func() map[string]bool {
-	m := map[string]bool{}
-	for _, method := range life[4:] {
-		m[method] = true
-	}
-	return m
-}()

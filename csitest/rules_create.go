@@ -1,9 +1,7 @@
 package csitest
 
 import (
-	"context"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -21,42 +19,6 @@ var createRules = []Rule{
 			a := send(c, c.Controller.CreateVolume, v.made)
 			if got := a.ok().GetVolume(); got.GetVolumeId() != v.id || got.GetCapacityBytes() != v.created.GetCapacityBytes() {
 				a.wrong("volume_id %q and capacity_bytes %d, as the first time", v.id, v.created.GetCapacityBytes())
-			}
-		},
-	},
-	{
-		ID: "controller.create.parallel", Level: Must, Spec: "CreateVolume",
-		Title: "the same request four times at once makes one volume",
-		Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
-			"it has to end: a repeat succeeds, and all that succeeded name one volume.",
-		Needs: needs(createVolume),
-		check: func(c *Case) {
-			req := c.createRequest()
-			answers := make([]answer[csi.CreateVolumeResponse], 4)
-			c.parallel(len(answers), func(i int) { answers[i] = send(c, c.Controller.CreateVolume, req) })
-			id := step(c, c.Controller.CreateVolume, req).GetVolume().GetVolumeId()
-			for _, a := range answers {
-				a.wants(codes.OK, codes.Aborted)
-				if a.Err == nil && a.Resp.GetVolume().GetVolumeId() != id {
-					a.wrong("volume_id %q, as of the other calls", id)
-				}
-			}
-		},
-	},
-	{
-		ID: "controller.create.after-cancel", Level: Must, Spec: "Timeouts",
-		Title: "a request that was cancelled succeeds when it is repeated",
-		Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
-		Needs: needs(createVolume),
-		check: func(c *Case) {
-			for _, after := range []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond} {
-				req := c.createRequest()
-				ctx, cancel := context.WithCancel(c.context())
-				timer := time.AfterFunc(after, cancel)
-				sendCtx(ctx, c, c.Controller.CreateVolume, req)
-				timer.Stop()
-				cancel()
-				step(c, c.Controller.CreateVolume, req)
 			}
 		},
 	},

@@ -1,8 +1,12 @@
 package csitest
 
 import (
+	"strings"
+	"time"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 var groupRules = []Rule{
@@ -54,4 +58,215 @@ var groupRules = []Rule{
 			}).wants(codes.NotFound)
 		},
 	},
+	{
+		ID: "group.create.name-taken", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		Title: "a name that is taken by a group of other volumes is ALREADY_EXISTS",
+		Why:   "OK would give the CO a group without one of its volumes.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			one, two := c.volume(), c.volume()
+			req := c.groupRequest(one)
+			step(c, c.Group.CreateVolumeGroupSnapshot, req)
+			for _, ids := range [][]string{{one.id, two.id}, {two.id}} {
+				other := proto.CloneOf(req)
+				other.SourceVolumeIds = ids
+				send(c, c.Group.CreateVolumeGroupSnapshot, other).wants(codes.AlreadyExists)
+			}
+		},
+	},
+	{
+		ID: "group.create.source-missing", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		Title: "a group with a volume that does not exist is NOT_FOUND, and nothing is left of it",
+		Why:   "Snapshots of the other members would never be deleted by anybody.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			v := c.volume()
+			req := c.groupRequest(v)
+			req.SourceVolumeIds = append(req.SourceVolumeIds, c.unknownID())
+			send(c, c.Group.CreateVolumeGroupSnapshot, req).wants(codes.NotFound)
+			if c.has(listSnapshots) {
+				if left := c.listSnapshots(&csi.ListSnapshotsRequest{SourceVolumeId: v.id}); len(left) > 0 {
+					c.fail("no snapshot of "+v.id, "%s", requestJSON(left[0]))
+				}
+			}
+		},
+	},
+	{
+		ID: "group.create.members-listed", Level: Must, Spec: "ListSnapshots",
+		Title: "the members of a group are in ListSnapshots, with their group",
+		Why:   "All snapshots are listed, however they were made. Without group_snapshot_id the CO deletes them one by one.",
+		Needs: needs(createVolume, groupService, listSnapshots),
+		check: func(c *Case) {
+			g := c.group(c.volume(), c.volume())
+			for _, s := range g.GetSnapshots() {
+				got := snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId())
+				if got.GetGroupSnapshotId() != s.GetGroupSnapshotId() || got == nil {
+					c.fail("snapshot "+s.GetSnapshotId()+" of group "+g.GetGroupSnapshotId(), "%s", requestJSON(got))
+				}
+			}
+		},
+	},
+	{
+		ID: "group.create.restores", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		Title: "a volume can be made from every member of a group",
+		Why:   "That is what the group is for.",
+		Needs: needs(createVolume, createSnapshot, groupService),
+		check: func(c *Case) {
+			for _, s := range c.group(c.volume(), c.volume()).GetSnapshots() {
+				c.volume(from(snapshotSource(s.GetSnapshotId())))
+			}
+		},
+	},
+	{
+		ID: "group.create.name-too-long", Level: Must, Spec: "Size Limits",
+		Title: "a group's name of more than 128 bytes is INVALID_ARGUMENT",
+		Why:   "A driver that cuts the name off takes two groups for one.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			req := c.groupRequest(c.volume())
+			req.Name += strings.Repeat("x", 129-len(req.Name))
+			send(c, c.Group.CreateVolumeGroupSnapshot, req).wants(codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "group.create.name-free-again", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		Title: "the name of a deleted group can be used again, also for other volumes",
+		Why:   "A name that stays taken is an error that nobody can mend.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			req := c.groupRequest(c.volume())
+			g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
+			step(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g))
+			again := c.groupRequest(c.volume(), c.volume())
+			again.Name = req.GetName()
+			send(c, c.Group.CreateVolumeGroupSnapshot, again).ok()
+		},
+	},
+	{
+		ID: "group.delete.members", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
+		Title: "a group's members are deleted with it, and a repeat is OK",
+		Why:   "Nobody deletes them otherwise.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			g := c.group(c.volume(), c.volume())
+			for range 2 {
+				send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g)).ok()
+			}
+			for _, s := range g.GetSnapshots() {
+				if c.has(listSnapshots) && len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()})) > 0 {
+					c.fail("no member of a deleted group in ListSnapshots", "%s", requestJSON(s))
+				}
+				if c.has(getSnapshot) {
+					send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()}).wants(codes.NotFound)
+				}
+			}
+			send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g)).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "group.delete.other-members", Level: Should, Spec: "DeleteVolumeGroupSnapshot",
+		Title: "snapshot_ids that are not the group's are INVALID_ARGUMENT, and nothing is deleted",
+		Why:   "The CO's record and the plugin's do not agree about what is to be deleted for good.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			g := c.group(c.volume(), c.volume())
+			req := deleteGroupRequest(g)
+			req.SnapshotIds = req.GetSnapshotIds()[:1]
+			send(c, c.Group.DeleteVolumeGroupSnapshot, req).wants(codes.InvalidArgument)
+			send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g)).ok()
+		},
+	},
+	{
+		ID: "group.get.other-members", Level: Should, Spec: "GetVolumeGroupSnapshot",
+		Title: "snapshot_ids that are not the group's are INVALID_ARGUMENT",
+		Why:   "The CO's record and the plugin's do not agree about what the group is.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *Case) {
+			req := getGroupRequest(c.group(c.volume(), c.volume()))
+			req.SnapshotIds = req.GetSnapshotIds()[:1]
+			send(c, c.Group.GetVolumeGroupSnapshot, req).wants(codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "group.member.delete", Level: Must, Spec: "DeleteSnapshot",
+		Title: "a member of a group is deleted alone, or refused with INVALID_ARGUMENT and stays",
+		Why:   "INVALID_ARGUMENT tells the CO to use DeleteVolumeGroupSnapshot. OK without deleting leaks the snapshot.",
+		Needs: needs(createVolume, createSnapshot, groupService),
+		check: func(c *Case) {
+			id := c.group(c.volume(), c.volume()).GetSnapshots()[0].GetSnapshotId()
+			a := send(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
+			a.wants(codes.OK, codes.InvalidArgument)
+			if !c.has(listSnapshots) {
+				return
+			}
+			if there := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: id})) > 0; there == (a.Err == nil) {
+				a.wrong("a snapshot that is gone after OK, and there after INVALID_ARGUMENT; ListSnapshots has it: %t", there)
+			}
+		},
+	},
+	{
+		ID: "group.survives-volumes", Level: Should, Spec: "DeleteVolume",
+		Title: "a group is usable after its volumes are deleted, or keeps them from being deleted",
+		Why:   "A backup that vanishes with the volumes is none.",
+		Needs: needs(createVolume, createSnapshot, groupService),
+		check: func(c *Case) {
+			one, two := c.volume(), c.volume()
+			g := c.group(one, two)
+			for _, v := range []*volume{one, two} {
+				send(c, c.Controller.DeleteVolume, v.deleteRequest()).wants(codes.OK, codes.FailedPrecondition)
+			}
+			for _, s := range g.GetSnapshots() {
+				c.volume(from(snapshotSource(s.GetSnapshotId())))
+			}
+		},
+	},
+}
+
+// groupRequest asks for a new group of the volumes.
+func (c *Case) groupRequest(volumes ...*volume) *csi.CreateVolumeGroupSnapshotRequest {
+	req := &csi.CreateVolumeGroupSnapshotRequest{Name: c.name()}
+	for _, v := range volumes {
+		req.SourceVolumeIds = append(req.SourceVolumeIds, v.id)
+	}
+	return req
+}
+
+// group makes one and waits until it is ready to use.
+func (c *Case) group(volumes ...*volume) *csi.VolumeGroupSnapshot {
+	req := c.groupRequest(volumes...)
+	for {
+		g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
+		if g.GetReadyToUse() {
+			return g
+		}
+		select {
+		case <-c.ctx.Done():
+			c.fail("ready_to_use within the rule's time", "group %q is still not ready", g.GetGroupSnapshotId())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func members(g *csi.VolumeGroupSnapshot) (ids []string) {
+	for _, s := range g.GetSnapshots() {
+		ids = append(ids, s.GetSnapshotId())
+	}
+	return ids
+}
+
+func memberOf(g *csi.VolumeGroupSnapshot, volume string) *csi.Snapshot {
+	for _, s := range g.GetSnapshots() {
+		if s.GetSourceVolumeId() == volume {
+			return s
+		}
+	}
+	return nil
+}
+
+func deleteGroupRequest(g *csi.VolumeGroupSnapshot) *csi.DeleteVolumeGroupSnapshotRequest {
+	return &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: members(g)}
+}
+
+func getGroupRequest(g *csi.VolumeGroupSnapshot) *csi.GetVolumeGroupSnapshotRequest {
+	return &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: members(g)}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc/codes"
 )
@@ -66,9 +67,10 @@ func history(rule, title, why string) Rule {
 		judge: func(c *Case, calls []*Call) {
 			calls = slices.Clone(calls)
 			slices.SortStableFunc(calls, func(a, b *Call) int { return cmp.Compare(a.End().UnixNano(), b.End().UnixNano()) })
+			of := objects(calls)
 			var h csispec.History
 			for i, call := range calls {
-				if call.Code() != codes.OK || call.Response == nil || overlaps(calls, i) {
+				if call.Code() != codes.OK || call.Response == nil || !undoes(call) && overlaps(calls, of, i) {
 					continue
 				}
 				for _, v := range violations(h.Observe(call.Request, call.Response)) {
@@ -81,13 +83,50 @@ func history(rule, title, why string) Rule {
 	}
 }
 
+// objects are what calls are about, in their order: a name, or the name of what has
+// the ID.
+func objects(calls []*Call) []string {
+	names := map[string]string{}
+	for _, c := range calls {
+		if id := madeID(c); id != "" {
+			names[id] = c.Volume
+		}
+	}
+	all := make([]string, len(calls))
+	for i, c := range calls {
+		all[i] = cmp.Or(names[c.Volume], c.Volume)
+	}
+	return all
+}
+
 // overlaps looks at the neighbours: what is under way at once ends close together.
-func overlaps(calls []*Call, i int) bool {
+func overlaps(calls []*Call, of []string, i int) bool {
 	for j := max(0, i-16); j < min(len(calls), i+16); j++ {
 		a, b := calls[i], calls[j]
-		if i != j && a.Volume == b.Volume && a.Volume != "" && a.Begin.Before(b.End()) && b.Begin.Before(a.End()) {
+		if i != j && of[i] == of[j] && of[i] != "" && a.Begin.Before(b.End()) && b.Begin.Before(a.End()) {
 			return true
 		}
+	}
+	return false
+}
+
+func madeID(c *Call) string {
+	switch r := c.Response.(type) {
+	case *csi.CreateVolumeResponse:
+		return r.GetVolume().GetVolumeId()
+	case *csi.CreateSnapshotResponse:
+		return r.GetSnapshot().GetSnapshotId()
+	case *csi.CreateVolumeGroupSnapshotResponse:
+		return r.GetGroupSnapshot().GetGroupSnapshotId()
+	}
+	return ""
+}
+
+// undoes tells whether the call only ends what was: that counts however it overlaps.
+func undoes(c *Call) bool {
+	switch c.Request.(type) {
+	case *csi.DeleteVolumeRequest, *csi.DeleteSnapshotRequest, *csi.DeleteVolumeGroupSnapshotRequest, *csi.ControllerUnpublishVolumeRequest:
+		return true
 	}
 	return false
 }

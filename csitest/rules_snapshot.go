@@ -1,9 +1,6 @@
 package csitest
 
 import (
-	"errors"
-	"io"
-
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -128,41 +125,4 @@ var snapshotRules = []Rule{
 			send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: c.name()}).wants(codes.NotFound)
 		},
 	},
-	{
-		ID: "snapshot.metadata.allocated", Level: Must, Spec: "GetMetadataAllocated",
-		Title: "the stream of a snapshot's blocks ends, can be resumed, and is OUT_OF_RANGE beyond the volume",
-		Why:   "A backup reads the stream, and resumes it behind the last block that it got.",
-		Needs: needs(createVolume, createSnapshot, pluginCap(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)),
-		check: func(c *Case) {
-			v := c.volume(func(c *Case, r *csi.CreateVolumeRequest) {
-				r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
-			})
-			id := v.snapshot().GetSnapshotId()
-			blocks, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
-			if err != nil {
-				c.fail("a stream that ends with OK", "%v", err)
-			}
-			if n := len(blocks); n > 1 {
-				if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: blocks[n/2].GetByteOffset(), MaxResults: 2}); err != nil {
-					c.fail("a stream from the middle", "%v", err)
-				}
-			}
-			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: 1 << 60}); code(err) != codes.OutOfRange {
-				c.fail("OUT_OF_RANGE for a starting_offset beyond the volume", "%v", err)
-			}
-		},
-	},
-}
-
-// allocated reads the whole stream.
-func (c *Case) allocated(req *csi.GetMetadataAllocatedRequest) (all []*csi.BlockMetadata, err error) {
-	s, err := c.Metadata.GetMetadataAllocated(c.context(), req)
-	for err == nil {
-		var m *csi.GetMetadataAllocatedResponse
-		if m, err = s.Recv(); errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		all = append(all, m.GetBlockMetadata()...)
-	}
-	return all, err
 }

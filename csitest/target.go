@@ -28,6 +28,9 @@ type Target struct {
 	Log string
 	// SecondNode is the ID of another node that exists for the driver.
 	SecondNode string
+	// SecondTopology are the segments of a place, other than the node's, where
+	// volumes can be made.
+	SecondTopology map[string]string
 }
 
 // A Config says how to check. The zero value runs every rule that can run.

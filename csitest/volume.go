@@ -42,6 +42,13 @@ func blockCapability(r *run) *csi.VolumeCapability {
 	}
 }
 
+func (r *run) requirement() *csi.TopologyRequirement {
+	if !volumeTopology.met(r) || len(r.place.GetSegments()) == 0 {
+		return nil
+	}
+	return &csi.TopologyRequirement{Requisite: []*csi.Topology{r.place}, Preferred: []*csi.Topology{r.place}}
+}
+
 func (r *run) readWriteOnce() csi.VolumeCapability_AccessMode_Mode {
 	if slices.Contains(r.has.Node, csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER) {
 		return csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
@@ -58,13 +65,15 @@ func (c *Case) capability() *csi.VolumeCapability {
 	return blockCapability(c.run)
 }
 
-// createRequest asks for a new volume of the usual size.
+// createRequest asks for a new volume of the usual size, for the node if the driver has
+// places: that is what external-provisioner does for a pod that was scheduled there.
 func (c *Case) createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
-		Name:               c.name(),
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: c.run.cfg.Size},
-		VolumeCapabilities: []*csi.VolumeCapability{c.capability()},
-		Parameters:         maps.Clone(c.run.cfg.Parameters),
+		AccessibilityRequirements: c.run.requirement(),
+		Name:                      c.name(),
+		CapacityRange:             &csi.CapacityRange{RequiredBytes: c.run.cfg.Size},
+		VolumeCapabilities:        []*csi.VolumeCapability{c.capability()},
+		Parameters:                maps.Clone(c.run.cfg.Parameters),
 	}
 }
 

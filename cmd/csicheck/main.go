@@ -57,12 +57,12 @@ func main() {
 
 // options are the flags.
 type options struct {
-	target                               csitest.Target
-	cfg                                  csitest.Config
-	start, startController, restart      string
-	rules, json, junit, html             string
-	secrets, parameters, mutable, kernel string
-	list                                 bool
+	target                                      csitest.Target
+	cfg                                         csitest.Config
+	start, startController, restart             string
+	rules, json, junit, html                    string
+	secrets, parameters, mutable, place, kernel string
+	list                                        bool
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
@@ -112,6 +112,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.restart, "restart", "", "`command` that kills the driver that runs with -9 and starts it again")
 	fs.StringVar(&t.Log, "log", "", "`file` to which the driver that runs writes its log")
 	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
+	fs.StringVar(&o.place, "second-topology", "", "`segment=value,…` of a place other than the node's where volumes can be made")
 	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob (default: all)")
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
@@ -168,6 +169,9 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 		return fmt.Errorf("-kernel %q: want yes, no or auto", o.kernel)
 	}
 	if o.cfg.Parameters, err = pairs("parameters", o.parameters); err != nil {
+		return err
+	}
+	if o.target.SecondTopology, err = pairs("second-topology", o.place); err != nil {
 		return err
 	}
 	if o.cfg.MutableParameters, err = pairs("mutable-parameters", o.mutable); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/topology"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -18,32 +19,42 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// TestRules checks the driver as a program of its own, which is killed and started.
+// TestRules checks the driver as a program of its own, which is killed and started,
+// with everything that it can: two places, and pools that share blocks.
 func TestRules(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	const rack = "topology.block.csikit.dev/rack"
 	dir := t.TempDir()
 	sockets := filepath.Join(dir, "s")
 	must(t, os.Mkdir(sockets, 0o700))
 	endpoint := "unix://" + filepath.Join(sockets, "csi.sock")
-	pool := filepath.Join(dir, "pool")
-	second := secondNode(t, pool)
+	args := []string{"-endpoint", endpoint, "-node-id", "node", "-max-volumes", "12", "-topology", rack + "=r1"}
+	for _, r := range []string{"r1", "r2"} {
+		pool := filepath.Join(dir, r)
+		mountPool(t, pool, "xfs")
+		secondNode(t, pool, rack)
+		args = append(args, "-pool", r+"="+pool+","+rack+"="+r)
+	}
 	csitest.Run(t, csitest.Target{
-		Endpoint: endpoint,
-		Start: func() *exec.Cmd {
-			return gate.RoleCommand(t.Context(), "blockdriver", "-endpoint", endpoint, "-pool", pool, "-node-id", "node", "-max-volumes", "12")
-		},
-		SecondNode: second,
-	}, csitest.Config{Dir: dir, Size: 64 << 20, Kernel: true})
+		Endpoint:       endpoint,
+		Start:          func() *exec.Cmd { return gate.RoleCommand(t.Context(), "blockdriver", args...) },
+		SecondNode:     otherNode,
+		SecondTopology: map[string]string{rack: "r2"},
+	}, csitest.Config{
+		Dir: dir, Size: 64 << 20, Kernel: true,
+		MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
+	})
 }
 
-// secondNode makes a second node known to the pool and returns its ID.
-func secondNode(t *testing.T, pool string) string {
+const otherNode = "other"
+
+// secondNode makes a second node, in the first place, known to the pool.
+func secondNode(t *testing.T, pool, rack string) {
 	p, err := openPool(pool)
 	must(t, err)
 	defer p.Close()
-	must(t, p.RegisterNode("other", 0, nil))
-	return "other"
+	must(t, p.RegisterNode(otherNode, 0, topology.Segments{rack: "r1"}))
 }
 
 // Rules that need a real block device are broken here, each by a driver in front.

@@ -12,11 +12,15 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 const (
 	defaultSize = 1 << 30
-	poolSize    = 1 << 50
+	poolSize    = 1 << 50 // of a zone
+	minSize     = 1 << 20
+	// attachLimit is how many volumes a node takes.
+	attachLimit = 16
 )
 
 // ControllerGetCapabilities implements csi.ControllerServer.
@@ -48,50 +52,89 @@ func (d *Driver) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (
 			return &csi.CreateVolumeResponse{Volume: v.Volume}, nil
 		}
 	}
-	size := cmp.Or(req.GetCapacityRange().GetRequiredBytes(), min(defaultSize, cmp.Or(req.GetCapacityRange().GetLimitBytes(), defaultSize)))
+	if err := checkParameters(req); err != nil {
+		return nil, err
+	}
+	limit := req.GetCapacityRange().GetLimitBytes()
+	size := max(minSize, cmp.Or(req.GetCapacityRange().GetRequiredBytes(), min(defaultSize, cmp.Or(limit, defaultSize))))
 	if source := req.GetVolumeContentSource(); source != nil {
 		least, err := d.sourceSize(source)
 		if err != nil {
 			return nil, err
 		}
-		if req.GetCapacityRange() == nil {
+		if req.GetCapacityRange().GetRequiredBytes() == 0 && (limit == 0 || limit >= least) {
 			size = least
 		}
 		if size < least {
 			return nil, status.Errorf(codes.OutOfRange, "%d bytes are less than the %d of the source", size, least)
 		}
 	}
+	if limit > 0 && size > limit {
+		return nil, status.Errorf(codes.OutOfRange, "a volume has %d bytes at least", size)
+	}
 	if size > poolSize {
 		return nil, status.Errorf(codes.OutOfRange, "%d bytes are more than the %d that there are", size, int64(poolSize))
 	}
-	if err := d.reachable(req.GetAccessibilityRequirements()); err != nil {
+	where, err := choose(req.GetAccessibilityRequirements())
+	if err != nil {
 		return nil, err
 	}
 	v := &volume{
 		made: req, mutable: maps.Clone(req.GetMutableParameters()),
 		Volume: &csi.Volume{
 			VolumeId: d.newID("volume"), CapacityBytes: size, ContentSource: req.GetVolumeContentSource(),
-			VolumeContext: map[string]string{"kind": "reference"}, AccessibleTopology: []*csi.Topology{topology()},
+			VolumeContext: map[string]string{"kind": "reference"}, AccessibleTopology: []*csi.Topology{where},
 		},
 		attached:  map[string]*csi.ControllerPublishVolumeRequest{},
 		staged:    map[string]*csi.NodeStageVolumeRequest{},
 		published: map[string]*csi.NodePublishVolumeRequest{},
 	}
 	d.volumes[v.GetVolumeId()] = v
-	return &csi.CreateVolumeResponse{Volume: v.Volume}, d.makeData(v)
+	err = d.makeData(v)
+	if s := req.GetVolumeContentSource(); s != nil && err == nil {
+		err = d.copyData(cmp.Or(s.GetSnapshot().GetSnapshotId(), s.GetVolume().GetVolumeId()), v.GetVolumeId())
+	}
+	return &csi.CreateVolumeResponse{Volume: v.Volume}, err
 }
+
+// SecondTopology is the zone in which no node is.
+func SecondTopology() map[string]string { return map[string]string{zoneKey: "b"} }
 
 func topology() *csi.Topology { return &csi.Topology{Segments: map[string]string{zoneKey: "a"}} }
 
-// reachable: every volume is in the one zone there is.
-func (d *Driver) reachable(r *csi.TopologyRequirement) error {
-	for _, t := range r.GetRequisite() {
-		if proto.Equal(t, topology()) {
-			return nil
+func isZone(t *csi.Topology) bool {
+	return proto.Equal(t, topology()) || proto.Equal(t, &csi.Topology{Segments: SecondTopology()})
+}
+
+// choose takes the first of preferred and then of requisite that is a zone.
+func choose(r *csi.TopologyRequirement) (*csi.Topology, error) {
+	for _, t := range slices.Concat(r.GetPreferred(), r.GetRequisite()) {
+		if isZone(t) {
+			return t, nil
 		}
 	}
-	if len(r.GetRequisite()) > 0 {
-		return status.Error(codes.ResourceExhausted, "there is nothing in the zones of requisite")
+	if r != nil {
+		return nil, status.Error(codes.ResourceExhausted, "there is nothing in these zones")
+	}
+	return topology(), nil
+}
+
+// checkParameters: they are the mutable ones, which go before the plain ones.
+func checkParameters(req *csi.CreateVolumeRequest) error {
+	all := maps.Clone(req.GetParameters())
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, req.GetMutableParameters())
+	return checkMutable(all)
+}
+
+func checkMutable(all map[string]string) error {
+	for key, value := range all {
+		var n int
+		if _, err := fmt.Sscan(value, &n); err != nil || key != "iops" && key != "throughput" {
+			return status.Errorf(codes.InvalidArgument, "parameters: %q cannot be set so", key)
+		}
 	}
 	return nil
 }
@@ -120,7 +163,8 @@ func (d *Driver) supported(caps []*csi.VolumeCapability) error {
 		}
 		switch c.GetAccessMode().GetMode() {
 		case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-			csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+			csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+			csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
 		default:
 			return status.Errorf(codes.InvalidArgument, "access mode %s is not supported", c.GetAccessMode().GetMode())
 		}
@@ -142,8 +186,14 @@ func (v *volume) differs(req *csi.CreateVolumeRequest) string {
 		return "parameters"
 	case !proto.Equal(v.made.GetVolumeContentSource(), req.GetVolumeContentSource()):
 		return "source"
+	case req.GetAccessibilityRequirements() != nil && !accessible(req.GetAccessibilityRequirements(), v.GetAccessibleTopology()[0]):
+		return "place"
 	}
 	return ""
+}
+
+func accessible(r *csi.TopologyRequirement, from *csi.Topology) bool {
+	return slices.ContainsFunc(slices.Concat(r.GetRequisite(), r.GetPreferred()), func(t *csi.Topology) bool { return proto.Equal(t, from) })
 }
 
 // DeleteVolume implements csi.ControllerServer.
@@ -171,15 +221,29 @@ func (d *Driver) ControllerPublishVolume(_ context.Context, req *csi.ControllerP
 	if err := v.fits(req.GetVolumeCapability(), codes.InvalidArgument); err != nil {
 		return nil, err
 	}
+	if c := req.GetVolumeContext(); len(c) > 0 && !maps.Equal(c, v.GetVolumeContext()) {
+		return nil, status.Error(codes.InvalidArgument, "volume_context is that of another volume")
+	}
 	if before := v.attached[req.GetNodeId()]; before != nil {
 		if before.GetReadonly() != req.GetReadonly() || !proto.Equal(before.GetVolumeCapability(), req.GetVolumeCapability()) {
 			return nil, status.Error(codes.AlreadyExists, "volume is published to the node in another way")
 		}
-	} else if len(v.attached) > 0 {
+	} else if len(v.attached) > 0 && req.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume is published to %v", sorted(v.attached))
+	} else if d.attachedTo(req.GetNodeId()) >= attachLimit {
+		return nil, status.Errorf(codes.ResourceExhausted, "node has %d volumes", attachLimit)
 	}
 	v.attached[req.GetNodeId()] = req
 	return &csi.ControllerPublishVolumeResponse{PublishContext: map[string]string{"device": v.GetVolumeId()}}, nil
+}
+
+func (d *Driver) attachedTo(node string) (n int) {
+	for _, v := range d.volumes {
+		if v.attached[node] != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // fits tells whether the volume was made for such a use.
@@ -207,6 +271,12 @@ func (d *Driver) ValidateVolumeCapabilities(_ context.Context, req *csi.Validate
 		return nil, notFound("volume", req.GetVolumeId())
 	}
 	err := d.supported(append(slices.Clone(req.GetVolumeCapabilities()), v.made.GetVolumeCapabilities()...))
+	if c := req.GetVolumeContext(); err == nil && len(c) > 0 && !maps.Equal(c, v.GetVolumeContext()) {
+		err = status.Error(codes.InvalidArgument, "volume_context is that of another volume")
+	}
+	if err == nil {
+		err = checkParameters(&csi.CreateVolumeRequest{Parameters: req.GetParameters(), MutableParameters: req.GetMutableParameters()})
+	}
 	if err != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: status.Convert(err).Message()}, nil
 	}
@@ -244,10 +314,18 @@ func (d *Driver) ControllerGetVolume(_ context.Context, req *csi.ControllerGetVo
 
 // GetCapacity implements csi.ControllerServer.
 func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if t := req.GetAccessibleTopology(); t != nil && !proto.Equal(t, topology()) {
+	if err := d.supported(req.GetVolumeCapabilities()); err != nil {
+		return nil, err
+	}
+	if err := checkMutable(req.GetParameters()); err != nil {
+		return nil, err
+	}
+	if t := req.GetAccessibleTopology(); t != nil && !isZone(t) {
 		return &csi.GetCapacityResponse{}, nil
 	}
-	return &csi.GetCapacityResponse{AvailableCapacity: poolSize}, nil
+	return &csi.GetCapacityResponse{
+		AvailableCapacity: poolSize, MaximumVolumeSize: wrapperspb.Int64(poolSize), MinimumVolumeSize: wrapperspb.Int64(minSize),
+	}, nil
 }
 
 // cut takes the snapshot.
@@ -274,7 +352,8 @@ func (d *Driver) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotReques
 	if v == nil {
 		return nil, notFound("volume", req.GetSourceVolumeId())
 	}
-	return &csi.CreateSnapshotResponse{Snapshot: d.cut(req.GetName(), v).Snapshot}, nil
+	s := d.cut(req.GetName(), v)
+	return &csi.CreateSnapshotResponse{Snapshot: s.Snapshot}, d.copyData(v.GetVolumeId(), s.GetSnapshotId())
 }
 
 // DeleteSnapshot implements csi.ControllerServer.
@@ -283,7 +362,7 @@ func (d *Driver) DeleteSnapshot(_ context.Context, req *csi.DeleteSnapshotReques
 		return nil, status.Errorf(codes.InvalidArgument, "snapshot is of group %s: use DeleteVolumeGroupSnapshot", s.GetGroupSnapshotId())
 	}
 	delete(d.snapshots, req.GetSnapshotId())
-	return &csi.DeleteSnapshotResponse{}, nil
+	return &csi.DeleteSnapshotResponse{}, d.removeCopy(req.GetSnapshotId())
 }
 
 // GetGroupID is empty for a snapshot that is none.
@@ -340,11 +419,8 @@ func (d *Driver) ControllerModifyVolume(_ context.Context, req *csi.ControllerMo
 	if v == nil {
 		return nil, notFound("volume", req.GetVolumeId())
 	}
-	for key, value := range req.GetMutableParameters() {
-		var n int
-		if _, err := fmt.Sscan(value, &n); err != nil || key != "iops" && key != "throughput" {
-			return nil, status.Errorf(codes.InvalidArgument, "mutable_parameters: %q cannot be set so", key)
-		}
+	if err := checkMutable(req.GetMutableParameters()); err != nil {
+		return nil, err
 	}
 	if v.mutable == nil {
 		v.mutable = map[string]string{}

@@ -1,9 +1,11 @@
 package refdriver
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +35,7 @@ func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRe
 
 // NodeGetInfo implements csi.NodeServer.
 func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: NodeID, AccessibleTopology: topology()}, nil
+	return &csi.NodeGetInfoResponse{NodeId: NodeID, AccessibleTopology: topology(), MaxVolumesPerNode: attachLimit}, nil
 }
 
 // NodeStageVolume implements csi.NodeServer.
@@ -106,7 +108,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		}
 		return &csi.NodePublishVolumeResponse{}, nil
 	}
-	if len(v.published) > 0 && req.GetVolumeCapability().GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
+	if len(v.published) > 0 && !severalTargets(req.GetVolumeCapability().GetAccessMode().GetMode()) {
 		return nil, status.Errorf(codes.FailedPrecondition, "volume is published at %v", sorted(v.published))
 	}
 	var err error
@@ -120,6 +122,10 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	}
 	v.published[target] = req
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func severalTargets(m csi.VolumeCapability_AccessMode_Mode) bool {
+	return m == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER || m == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
 // NodeUnpublishVolume implements csi.NodeServer.
@@ -214,6 +220,60 @@ func (d *Driver) makeData(v *volume) error {
 		return err
 	}
 	return mountDisk(path, v.GetCapacityBytes())
+}
+
+// copyData copies the data of one ID to another, for every pair of IDs, as it was at one
+// moment: what does not read the same twice is copied again.
+func (d *Driver) copyData(pairs ...string) error {
+	for again := d.Dir != ""; again; {
+		again = false
+		for i := 0; i < len(pairs); i += 2 {
+			from, to := d.data(pairs[i]), d.data(pairs[i+1])
+			if err := errors.Join(empty(to), os.CopyFS(to, os.DirFS(from))); err != nil {
+				return status.Error(codes.Unavailable, err.Error())
+			}
+		}
+		for i := 0; i < len(pairs); i += 2 {
+			again = again || !sameData(d.data(pairs[i]), d.data(pairs[i+1]))
+		}
+	}
+	for i := 1; i < len(pairs) && d.Copied != nil; i += 2 {
+		d.Copied(pairs[i-1], pairs[i])
+	}
+	return nil
+}
+
+// sameData tells whether the files of a are in b, too.
+func sameData(a, b string) bool {
+	files, err := os.ReadDir(a)
+	for _, f := range files {
+		one, err1 := os.ReadFile(filepath.Join(a, f.Name()))
+		other, err2 := os.ReadFile(filepath.Join(b, f.Name()))
+		if err1 != nil || err2 != nil || !bytes.Equal(one, other) {
+			return false
+		}
+	}
+	return err == nil
+}
+
+// empty empties a directory, which may be one that something is mounted at.
+func empty(dir string) error {
+	files, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, f := range files {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, f.Name())))
+	}
+	return err
+}
+
+// removeCopy removes the data of a snapshot.
+func (d *Driver) removeCopy(id string) error {
+	if d.Dir == "" {
+		return nil
+	}
+	return os.RemoveAll(d.data(id))
 }
 
 func (d *Driver) removeData(v *volume) error {

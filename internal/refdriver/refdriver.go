@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -34,6 +35,9 @@ type Driver struct {
 	// Dir is where file system volumes lie that are mounted for real. Empty: none
 	// is, targets are plain directories and files.
 	Dir string
+	// Copied is told of every copy of data that was made, by the names of the two
+	// directories below Dir: a volume's or a snapshot's ID. Nil: nobody.
+	Copied func(from, to string)
 	// Log is told of every error. Nil: nobody.
 	Log func(string)
 
@@ -133,7 +137,7 @@ func (d *Driver) validated(ctx context.Context, req any, info *grpc.UnaryServerI
 
 func (s *State) newID(kind string) string {
 	s.lastID++
-	return fmt.Sprintf("%s-%d", kind, s.lastID)
+	return fmt.Sprintf("%s-%06d", kind, s.lastID) // sorted, they are in the order of their making
 }
 
 func notFound(kind, id string) error { return status.Errorf(codes.NotFound, "no %s %q", kind, id) }
@@ -141,21 +145,21 @@ func notFound(kind, id string) error { return status.Errorf(codes.NotFound, "no 
 // sorted gives the values in the order of their IDs, to be paged through.
 func sorted[T any](m map[string]T) (ids []string) { return slices.Sorted(maps.Keys(m)) }
 
-// page cuts a list of IDs; the token is the last one of the page before.
+// page cuts a sorted list of IDs; the token is the last one of the page before.
 func page(ids []string, token string, most int32) (some []string, next string, err error) {
 	if token != "" {
-		var at int
-		if n, _ := fmt.Sscanf(token, "after-%d", &at); n != 1 {
+		last, found := strings.CutPrefix(token, "after-")
+		if !found {
 			return nil, "", status.Errorf(codes.Aborted, "starting_token %q is not of this list", token)
 		}
-		ids = ids[min(at, len(ids)):]
-		if most > 0 && len(ids) > int(most) {
-			return ids[:most], fmt.Sprintf("after-%d", at+int(most)), nil
+		at, there := slices.BinarySearch(ids, last)
+		if there {
+			at++
 		}
-		return ids, "", nil
+		ids = ids[at:]
 	}
 	if most > 0 && len(ids) > int(most) {
-		return ids[:most], fmt.Sprintf("after-%d", most), nil
+		return ids[:most], "after-" + ids[most-1], nil
 	}
 	return ids, "", nil
 }
@@ -205,13 +209,15 @@ func (d *Driver) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVol
 	g := &group{name: req.GetName(), made: req, VolumeGroupSnapshot: &csi.VolumeGroupSnapshot{
 		GroupSnapshotId: d.newID("group"), CreationTime: timestamppb.Now(), ReadyToUse: true,
 	}}
+	var copies []string
 	for _, id := range req.GetSourceVolumeIds() {
 		s := d.cut(fmt.Sprintf("%s of %s", req.GetName(), id), d.volumes[id])
 		s.GroupSnapshotId = g.GetGroupSnapshotId()
 		g.Snapshots = append(g.Snapshots, s.Snapshot)
+		copies = append(copies, id, s.GetSnapshotId())
 	}
 	d.groups[g.GetGroupSnapshotId()] = g
-	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.VolumeGroupSnapshot}, nil
+	return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: g.VolumeGroupSnapshot}, d.copyData(copies...)
 }
 
 func (g *group) mismatch(ids []string) error {
@@ -233,6 +239,9 @@ func (d *Driver) DeleteVolumeGroupSnapshot(_ context.Context, req *csi.DeleteVol
 		}
 		for _, s := range g.GetSnapshots() {
 			delete(d.snapshots, s.GetSnapshotId())
+			if err := d.removeCopy(s.GetSnapshotId()); err != nil {
+				return nil, err
+			}
 		}
 		delete(d.groups, req.GetGroupSnapshotId())
 	}
@@ -289,6 +298,7 @@ const blockSize = 256 << 20
 func (d *Driver) metadata(offset int64, ids ...string) (size, from int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	var source string
 	for _, id := range ids {
 		if id == "" {
 			return 0, 0, status.Error(codes.InvalidArgument, "a snapshot ID is required")
@@ -297,6 +307,10 @@ func (d *Driver) metadata(offset int64, ids ...string) (size, from int64, err er
 		if s == nil {
 			return 0, 0, notFound("snapshot", id)
 		}
+		if source != "" && s.GetSourceVolumeId() != source {
+			return 0, 0, status.Error(codes.InvalidArgument, "the snapshots are of different volumes")
+		}
+		source = s.GetSourceVolumeId()
 		size = cmp.Or(size, s.GetSizeBytes())
 	}
 	if offset < 0 || offset > size {

@@ -1,0 +1,165 @@
+package csitest
+
+import (
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+var getCapacity = controllerCap(csi.ControllerServiceCapability_RPC_GET_CAPACITY)
+
+// capacityRequest asks for what there is for volumes such as createRequest makes.
+func (c *Case) capacityRequest() *csi.GetCapacityRequest {
+	return &csi.GetCapacityRequest{
+		VolumeCapabilities: []*csi.VolumeCapability{c.capability()}, Parameters: maps.Clone(c.run.cfg.Parameters),
+	}
+}
+
+// noCapacity demands the answer for what no volume can be made of: nothing, or that
+// the question itself is wrong.
+func noCapacity(a answer[csi.GetCapacityResponse], because string) {
+	if a.Err == nil && a.Resp.GetAvailableCapacity() == 0 || a.is(codes.InvalidArgument, codes.NotFound) {
+		return
+	}
+	a.wrong("available_capacity 0, or INVALID_ARGUMENT: %s", because)
+}
+
+var capacityRules = []Rule{
+	{
+		ID: "controller.capacity.answers", Level: Must, Spec: "GetCapacity",
+		Title: "GetCapacity answers with and without volume_capabilities and parameters",
+		Why: "Every field is optional. external-provisioner asks with the parameters of every StorageClass once a minute, and makes the " +
+			"scheduler's CSIStorageCapacity objects of the answers.",
+		Needs: needs(getCapacity),
+		check: func(c *Case) {
+			send(c, c.Controller.GetCapacity, &csi.GetCapacityRequest{}).ok()
+			send(c, c.Controller.GetCapacity, c.capacityRequest()).ok()
+		},
+	},
+	{
+		ID: "controller.capacity.unsupported-capability", Level: Must, Spec: "GetCapacity",
+		Title: "there is no capacity for volume_capabilities that CreateVolume refuses",
+		Why:   "The scheduler sends the pod to where the capacity is, and CreateVolume fails there again and again.",
+		Needs: needs(createVolume, getCapacity),
+		check: func(c *Case) {
+			other := c.createRequest()
+			other.VolumeCapabilities[0].AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+			if !send(c, c.Controller.CreateVolume, other).is(codes.InvalidArgument) {
+				c.excuse("the driver takes every access mode")
+			}
+			req := c.capacityRequest()
+			req.VolumeCapabilities = other.GetVolumeCapabilities()
+			noCapacity(send(c, c.Controller.GetCapacity, req), "CreateVolume refuses the volume_capabilities")
+		},
+	},
+	{
+		ID: "controller.capacity.bad-parameters", Level: Should, Spec: "GetCapacity",
+		Title: "there is no capacity for parameters that CreateVolume refuses",
+		Why:   "The scheduler sends the pod to where the capacity is, and CreateVolume fails there again and again.",
+		Needs: needs(createVolume, getCapacity),
+		check: func(c *Case) {
+			req := c.capacityRequest()
+			req.Parameters = c.refusedParameters()
+			noCapacity(send(c, c.Controller.GetCapacity, req), "CreateVolume refuses the parameters")
+		},
+	},
+	{
+		ID: "controller.capacity.limits-agree", Level: Must, Spec: "GetCapacity",
+		Title: "minimum_volume_size is not above maximum_volume_size",
+		Why:   "Between the two lies every size that a volume may have. The scheduler leaves out nodes whose maximum is too small.",
+		Needs: needs(getCapacity),
+		check: func(c *Case) {
+			a := send(c, c.Controller.GetCapacity, c.capacityRequest())
+			least, most := a.ok().GetMinimumVolumeSize(), a.Resp.GetMaximumVolumeSize()
+			if least != nil && most != nil && least.GetValue() > most.GetValue() {
+				a.wrong("minimum_volume_size of %d at most", most.GetValue())
+			}
+		},
+	},
+	{
+		ID: "controller.capacity.maximum", Level: Must, Spec: "GetCapacity",
+		Title: "a volume above maximum_volume_size is OUT_OF_RANGE",
+		Why:   "maximum_volume_size is the largest required_bytes that CreateVolume takes. A driver that takes more has kept pods from nodes that could run them.",
+		Needs: needs(createVolume, getCapacity),
+		check: func(c *Case) {
+			most := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMaximumVolumeSize()
+			if most == nil || most.GetValue() >= 1<<62 {
+				c.excuse("GetCapacity gives no maximum_volume_size")
+			}
+			req := c.createRequest()
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: most.GetValue() + 1}
+			send(c, c.Controller.CreateVolume, req).wants(codes.OutOfRange, codes.ResourceExhausted)
+		},
+	},
+	{
+		ID: "controller.capacity.minimum", Level: Must, Spec: "GetCapacity",
+		Title: "a volume below minimum_volume_size is OUT_OF_RANGE, one of that size is made",
+		Why:   "minimum_volume_size is the smallest limit_bytes that CreateVolume takes.",
+		Needs: needs(createVolume, getCapacity),
+		check: func(c *Case) {
+			least := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMinimumVolumeSize().GetValue()
+			if least <= 1 || least > c.run.cfg.Size {
+				c.excuse("GetCapacity gives no minimum_volume_size between 1 and the size of the run's volumes")
+			}
+			req := c.createRequest()
+			req.CapacityRange = &csi.CapacityRange{LimitBytes: least - 1}
+			send(c, c.Controller.CreateVolume, req).wants(codes.OutOfRange)
+			req = c.createRequest()
+			req.CapacityRange = &csi.CapacityRange{LimitBytes: least}
+			a := send(c, c.Controller.CreateVolume, req)
+			if got := a.ok().GetVolume().GetCapacityBytes(); got > least {
+				a.wrong("capacity_bytes of %d at most", least)
+			}
+		},
+	},
+	{
+		ID: "controller.capacity.of-the-node", Level: Should, Spec: "GetCapacity",
+		Title: "where a volume can be made GetCapacity shows capacity",
+		Why:   "The scheduler never sends a pod to where there is none.",
+		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
+		check: func(c *Case) {
+			here := c.place()
+			req := c.createRequest()
+			req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{here}}
+			if send(c, c.Controller.CreateVolume, req).is(codes.ResourceExhausted) {
+				c.excuse("no volume can be made where the node is")
+			}
+			ask := c.capacityRequest()
+			ask.AccessibleTopology = here
+			if a := send(c, c.Controller.GetCapacity, ask); a.ok().GetAvailableCapacity() <= 0 {
+				a.wrong("available_capacity above 0: a volume was made there just now")
+			}
+		},
+	},
+	{
+		ID: "controller.capacity.nowhere", Level: Must, Spec: "GetCapacity",
+		Title: "there is no capacity in a place that does not exist",
+		Why:   "The answer is for volumes accessible from the place that was asked for. A sum of everything in every answer counts the storage once per place.",
+		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
+		check: func(c *Case) {
+			req := c.capacityRequest()
+			req.AccessibleTopology = nowhere(c.place())
+			create := c.createRequest()
+			create.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{req.AccessibleTopology}}
+			if send(c, c.Controller.CreateVolume, create).Err == nil {
+				c.excuse("volumes are accessible from everywhere")
+			}
+			noCapacity(send(c, c.Controller.GetCapacity, req), "there is no such place")
+		},
+	},
+}
+
+// refusedParameters are some with which CreateVolume answers INVALID_ARGUMENT. A
+// driver may ignore what it does not know.
+func (c *Case) refusedParameters() map[string]string {
+	req := c.createRequest()
+	if req.Parameters == nil {
+		req.Parameters = map[string]string{}
+	}
+	req.Parameters["csicheck-no-parameter"] = "x"
+	if !send(c, c.Controller.CreateVolume, req).is(codes.InvalidArgument) {
+		c.excuse("the driver ignores parameters that it does not know")
+	}
+	return req.Parameters
+}

@@ -1,0 +1,143 @@
+package csitest
+
+import (
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+var (
+	volumeHealth     = controllerCap(csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH)
+	listVolumeHealth = controllerCap(csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
+)
+
+// listHealth reads all pages.
+func (c *Case) listHealth(n int32) (all []*csi.VolumeHealth) {
+	req := &csi.ControllerListVolumeHealthRequest{MaxEntries: n}
+	for range 10_000 {
+		a := send(c, c.Controller.ControllerListVolumeHealth, req)
+		all = append(all, a.ok().GetEntries()...)
+		if n > 0 && len(a.Resp.GetEntries()) > int(n) {
+			a.wrong("at most %d entries", n)
+		}
+		if req.StartingToken = a.Resp.GetNextToken(); req.StartingToken == "" {
+			return all
+		}
+	}
+	c.fail("an end", "10000 pages, and next_token is still set")
+	return nil
+}
+
+var healthRules = []Rule{
+	{
+		ID: "controller.health.get", Level: Must, Spec: "ControllerGetVolumeHealth",
+		Title: "the health of a volume is that of the volume that was asked for",
+		Why:   "The monitor writes it to the claim.",
+		Needs: needs(createVolume, volumeHealth),
+		check: func(c *Case) {
+			v := c.volume()
+			a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
+			if a.ok().GetVolumeHealth().GetVolumeId() != v.id {
+				a.wrong("volume_health.volume_id %q", v.id)
+			}
+		},
+	},
+	{
+		ID: "controller.health.well", Level: Should, Spec: "ControllerGetVolumeHealth",
+		Title: "a volume that was just made has no problem",
+		Why:   "An alarm that is always on is none.",
+		Needs: needs(createVolume, volumeHealth),
+		check: func(c *Case) {
+			a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.volume().id})
+			if len(a.ok().GetVolumeHealth().GetHealthStatuses()) > 0 {
+				a.wrong("no statuses")
+			}
+		},
+	},
+	{
+		ID: "controller.health.volume-missing", Level: Must, Spec: "ControllerGetVolumeHealth",
+		Title: "a volume that does not exist is NOT_FOUND",
+		Why:   "No problem is what the monitor would take OK for.",
+		Needs: needs(createVolume, volumeHealth),
+		check: func(c *Case) {
+			send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "controller.health.required-fields", Level: Must, Spec: "ControllerGetVolumeHealth",
+		Title: "ControllerGetVolumeHealth without volume_id is INVALID_ARGUMENT",
+		Why:   "The CO learns from INVALID_ARGUMENT that the request itself is wrong and must change.",
+		Needs: needs(volumeHealth),
+		check: func(c *Case) {
+			send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{}).wants(codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "controller.health.list-agrees", Level: Must, Spec: "ControllerListVolumeHealth",
+		Title: "the list tells of a volume what ControllerGetVolumeHealth tells",
+		Why:   "Two answers about one volume, of which one is wrong. Volumes without a problem may be left out.",
+		Needs: needs(createVolume, volumeHealth, listVolumeHealth),
+		check: func(c *Case) {
+			v := c.volume()
+			for _, h := range c.listHealth(0) {
+				if h.GetVolumeId() != v.id {
+					continue
+				}
+				a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
+				if !proto.Equal(a.ok().GetVolumeHealth(), h) {
+					a.wrong("%s, as in the list", requestJSON(h))
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.health.list-pages", Level: Must, Spec: "ControllerListVolumeHealth",
+		Title: "pages have at most max_entries, and no volume is on two",
+		Why:   "The CO has made room for so many.",
+		Needs: needs(createVolume, listVolumeHealth),
+		check: func(c *Case) {
+			c.volume()
+			c.volume()
+			seen := map[string]bool{}
+			for _, h := range c.listHealth(1) {
+				if seen[h.GetVolumeId()] {
+					c.fail("each volume once", "%s is there twice", h.GetVolumeId())
+				}
+				seen[h.GetVolumeId()] = true
+			}
+		},
+	},
+	{
+		ID: "controller.health.list-deleted", Level: Must, Spec: "ControllerListVolumeHealth",
+		Title: "a volume that was deleted is not in the list",
+		Why:   "An alarm about a volume that nobody can look at stays for ever.",
+		Needs: needs(createVolume, listVolumeHealth),
+		check: func(c *Case) {
+			v := c.volume()
+			v.delete()
+			for _, h := range c.listHealth(0) {
+				if h.GetVolumeId() == v.id {
+					c.fail("no deleted volume in the list", "%s", requestJSON(h))
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.health.list-bad-token", Level: Must, Spec: "ControllerListVolumeHealth",
+		Title: "a starting_token that the driver never gave is ABORTED",
+		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
+		Needs: needs(listVolumeHealth),
+		check: func(c *Case) {
+			send(c, c.Controller.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: "no-token-of-this-driver"}).wants(codes.Aborted)
+		},
+	},
+	{
+		ID: "controller.health.list-negative-max", Level: Must, Spec: "ControllerListVolumeHealth",
+		Title: "a negative max_entries is INVALID_ARGUMENT",
+		Why:   "The field must not be negative. A driver that converts it asks its backend for 4 billion entries.",
+		Needs: needs(listVolumeHealth),
+		check: func(c *Case) {
+			send(c, c.Controller.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
+		},
+	},
+}

@@ -1,0 +1,205 @@
+package csitest
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+)
+
+// An attempt is one call of an RPC, and what it has made.
+type attempt func(context.Context) (call *Call, made string)
+
+func attemptOf[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {
+	return func(ctx context.Context) (*Call, string) {
+		a := sendCtx(ctx, c, rpc, req)
+		if a.Err != nil || made == nil {
+			return a.Call, ""
+		}
+		return a.Call, made(a.Resp)
+	}
+}
+
+// A mutation is an RPC that changes something.
+type mutation struct {
+	prefix, rpc string
+	needs       []Need
+	prepare     func(*Case) attempt // with new objects every time
+}
+
+var mutations = []mutation{
+	{"controller.create.", "CreateVolume", needs(createVolume), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.CreateVolume, c.createRequest(), func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() })
+	}},
+	{"controller.delete.", "DeleteVolume", needs(createVolume), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.DeleteVolume, c.volume().deleteRequest(), nil)
+	}},
+	{"controller.publish.", "ControllerPublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.ControllerPublishVolume, c.volume().attachRequest(), nil)
+	}},
+	{"controller.unpublish.", "ControllerUnpublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.ControllerUnpublishVolume, c.volume().attach().detachRequest(), nil)
+	}},
+	{"controller.expand.", "ControllerExpandVolume", needs(createVolume, expandVolume), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.ControllerExpandVolume, c.volume().expandRequest(2*c.run.cfg.Size), nil)
+	}},
+	{"controller.modify.", "ControllerModifyVolume", needs(createVolume, modifyVolume, mutable), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.ControllerModifyVolume, c.volume().modifyRequest(c.run.cfg.MutableParameters), nil)
+	}},
+	{"controller.snapshot.", "CreateSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.CreateSnapshot, c.volume().snapshotRequest(), func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() })
+	}},
+	{"controller.snapshot.delete-", "DeleteSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+		return attemptOf(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: c.volume().snapshot().GetSnapshotId()}, nil)
+	}},
+	{"group.create.", "CreateVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+		return attemptOf(c, c.Group.CreateVolumeGroupSnapshot, c.groupRequest(c.volume(), c.volume()), func(r *csi.CreateVolumeGroupSnapshotResponse) string {
+			return r.GetGroupSnapshot().GetGroupSnapshotId()
+		})
+	}},
+	{"group.delete.", "DeleteVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+		return attemptOf(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(c.group(c.volume(), c.volume())), nil)
+	}},
+}
+
+// interruptions are when a call is given up: while it waits, while it works, and, of a
+// fast driver, when it has ended.
+var interruptions = []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond}
+
+var interruptedRules = func() (rules []Rule) {
+	for _, m := range mutations {
+		rules = append(rules, m.rules()...)
+	}
+	return append(rules, conflictRules...)
+}()
+
+func (m mutation) rules() []Rule {
+	return []Rule{
+		{
+			ID: m.prefix + "after-cancel", Level: Must, Spec: "Timeouts",
+			Title: m.rpc + " that was cancelled succeeds when it is repeated",
+			Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
+			Needs: m.needs,
+			check: func(c *Case) {
+				for _, after := range interruptions {
+					try := m.prepare(c)
+					ctx, cancel := context.WithCancel(c.context())
+					timer := time.AfterFunc(after, cancel)
+					try(ctx)
+					timer.Stop()
+					cancel()
+					c.finish(try)
+				}
+			},
+		},
+		{
+			ID: m.prefix + "after-deadline", Level: Must, Spec: "Timeouts",
+			Title: m.rpc + " whose deadline was over succeeds when it is repeated",
+			Why:   "Sidecars give a call 10 to 15 seconds by default and repeat it, for as long as it takes: the work has to go on, or to begin anew.",
+			Needs: m.needs,
+			check: func(c *Case) {
+				for _, after := range interruptions {
+					try := m.prepare(c)
+					ctx, cancel := context.WithTimeout(c.context(), after)
+					try(ctx)
+					cancel()
+					c.finish(try)
+				}
+			},
+		},
+		{
+			ID: m.prefix + "parallel", Level: Must, Spec: m.rpc,
+			Title: m.rpc + " four times at once with the same request does it once",
+			Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
+				"it has to end: a repeat succeeds, and all that succeeded tell of one thing.",
+			Needs: m.needs,
+			check: func(c *Case) {
+				try := m.prepare(c)
+				calls, made := make([]*Call, 4), make([]string, 4)
+				c.parallel(len(calls), func(i int) { calls[i], made[i] = try(c.ctx) })
+				id := c.finish(try)
+				for i, call := range calls {
+					switch {
+					case call.Code() != codes.OK && call.Code() != codes.Aborted:
+						c.breach(call, wantText([]codes.Code{codes.OK, codes.Aborted}), call.responseText())
+					case call.Code() == codes.OK && made[i] != id:
+						c.breach(call, id+", as of the other calls", call.responseText())
+					}
+				}
+			},
+		},
+	}
+}
+
+// finish repeats a call as a CO does until its outcome is known, which must be success.
+func (c *Case) finish(try attempt) string {
+	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		call, made := try(c.ctx)
+		if call.Code() == codes.OK {
+			return made
+		}
+		if !uncertain(call.Status.Err()) || c.ctx.Err() != nil {
+			c.breach(call, "OK: the call is repeated", call.responseText())
+			panic(stop{})
+		}
+		select {
+		case <-c.ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+}
+
+var conflictRules = []Rule{
+	{
+		ID: "controller.parallel.many-names", Level: Must, Spec: "Concurrency",
+		Title: "sixteen volumes that are asked for at once are sixteen volumes",
+		Why:   "A StatefulSet asks for them so. IDs that come from a clock or from a counter without a lock are there twice.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			ids := make([]string, 16)
+			c.parallel(len(ids), func(i int) { ids[i] = c.volume().id })
+			seen := map[string]bool{}
+			for _, id := range ids {
+				if seen[id] {
+					c.fail("an ID for every name", "%s is there twice", id)
+				}
+				seen[id] = true
+			}
+			c.parallel(len(ids), func(i int) { (&volume{c: c, id: ids[i]}).delete() })
+		},
+	},
+	{
+		ID: "controller.parallel.one-volume", Level: Must, Spec: "Concurrency",
+		Title: "different calls for one volume at once each succeed, or say that another is under way, and it ends",
+		Why: "A CO that crashed may send calls that do not go together. Whatever the order, no call fails for a reason of the driver's own, " +
+			"and the volume can be deleted in the end.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			allowed := []codes.Code{codes.OK, codes.Aborted, codes.NotFound, codes.FailedPrecondition}
+			calls := []func(){
+				func() { send(c, c.Controller.CreateVolume, v.made).wants(allowed...) },
+				func() { send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).wants(allowed...) },
+				func() { send(c, c.Controller.DeleteVolume, v.deleteRequest()).wants(allowed...) },
+			}
+			if c.has(attachVolume) {
+				calls = append(calls, func() { send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).wants(allowed...) },
+					func() { send(c, c.Controller.ControllerUnpublishVolume, v.detachRequest()).wants(allowed...) })
+			}
+			if c.has(expandVolume) {
+				calls = append(calls, func() {
+					send(c, c.Controller.ControllerExpandVolume, v.expandRequest(2*c.run.cfg.Size)).wants(allowed...)
+				})
+			}
+			if c.has(createSnapshot) {
+				calls = append(calls, func() { send(c, c.Controller.CreateSnapshot, v.snapshotRequest()).wants(allowed...) })
+			}
+			for range 3 {
+				c.parallel(len(calls), func(i int) { calls[i]() })
+			}
+			v.detach()
+		},
+	},
+}

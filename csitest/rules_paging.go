@@ -1,0 +1,197 @@
+package csitest
+
+import (
+	"math"
+	"slices"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+const churnWhy = "Volumes come and go while a CO reads. The specification allows a list to be wrong then; a driver whose token is a " +
+	"position is wrong often, one whose token is the last ID never. ABORTED is allowed: the CO begins anew."
+
+// underChurn reads a list one by one, with a change between the pages, until it gets to
+// the end without ABORTED, and returns how often every ID was there.
+func (c *Case) underChurn(page func(token string) (ids []string, next string, aborted bool), change func()) map[string]int {
+	for range 10 {
+		seen, token := map[string]int{}, ""
+		for range 1000 {
+			ids, next, aborted := page(token)
+			if aborted {
+				break
+			}
+			for _, id := range ids {
+				seen[id]++
+			}
+			if token = next; token == "" {
+				return seen
+			}
+			if len(seen) < 12 {
+				change()
+			}
+		}
+	}
+	c.fail("an end of the list within ten times from the beginning", "ABORTED, or next_token, for ever")
+	return nil
+}
+
+func onceEach(c *Case, seen map[string]int, ids []string) {
+	for _, id := range ids {
+		if seen[id] != 1 {
+			c.error("each of those that were there throughout once", "%s is %d times on the pages", id, seen[id])
+		}
+	}
+}
+
+var pagingRules = []Rule{
+	{
+		ID: "controller.list.churn", Level: Should, Spec: "ListVolumes",
+		Title: "a volume that is there throughout is on the pages once while others come and go",
+		Why:   churnWhy,
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			var stay []string
+			var churn []*volume
+			for range 4 {
+				churn = append(churn, c.volume())
+				stay = append(stay, c.volume().id)
+			}
+			seen := c.underChurn(func(token string) (ids []string, next string, aborted bool) {
+				a := send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: token})
+				if token != "" && a.is(codes.Aborted) {
+					return nil, "", true
+				}
+				for _, e := range a.ok().GetEntries() {
+					ids = append(ids, e.GetVolume().GetVolumeId())
+				}
+				return ids, a.Resp.GetNextToken(), false
+			}, func() {
+				churn[0].delete()
+				churn = append(churn[1:], c.volume())
+			})
+			onceEach(c, seen, stay)
+		},
+	},
+	{
+		ID: "controller.snapshot.list-churn", Level: Should, Spec: "ListSnapshots",
+		Title: "a snapshot that is there throughout is on the pages once while others come and go",
+		Why:   churnWhy,
+		Needs: needs(createVolume, createSnapshot, listSnapshots),
+		check: func(c *Case) {
+			v := c.volume()
+			var stay, churn []string
+			for range 3 {
+				churn = append(churn, v.snapshot().GetSnapshotId())
+				stay = append(stay, v.snapshot().GetSnapshotId())
+			}
+			seen := c.underChurn(func(token string) (ids []string, next string, aborted bool) {
+				a := send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{MaxEntries: 1, StartingToken: token})
+				if token != "" && a.is(codes.Aborted) {
+					return nil, "", true
+				}
+				for _, e := range a.ok().GetEntries() {
+					ids = append(ids, e.GetSnapshot().GetSnapshotId())
+				}
+				return ids, a.Resp.GetNextToken(), false
+			}, func() {
+				c.deleteSnapshot(churn[0])
+				churn = append(churn[1:], v.snapshot().GetSnapshotId())
+			})
+			onceEach(c, seen, stay)
+		},
+	},
+	{
+		ID: "controller.list.large-max", Level: Must, Spec: "ListVolumes",
+		Title: "the largest max_entries is no error",
+		Why:   "It is more than there are. A driver that makes room for it first dies.",
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			v := c.volume()
+			if all := c.list(math.MaxInt32); entryOf(all, v.id) == nil {
+				c.fail("volume "+v.id+" in the list", "%d entries without it", len(all))
+			}
+		},
+	},
+	{
+		ID: "controller.list.token-again", Level: Should, Spec: "ListVolumes",
+		Title: "a page that is asked for twice is the same page",
+		Why:   "The CO repeats a call that timed out. A token that works once loses a page, and the volumes on it.",
+		Needs: needs(createVolume, listVolumes),
+		check: func(c *Case) {
+			c.volume()
+			c.volume()
+			first := send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{MaxEntries: 1}).ok()
+			if first.GetNextToken() == "" {
+				c.excuse("the list has one page")
+			}
+			req := &csi.ListVolumesRequest{MaxEntries: 1, StartingToken: first.GetNextToken()}
+			second := send(c, c.Controller.ListVolumes, req).ok()
+			a := send(c, c.Controller.ListVolumes, req)
+			if a.is(codes.Aborted) {
+				return
+			}
+			if !proto.Equal(a.ok(), second) {
+				a.wrong("%s, as the first time", requestJSON(second))
+			}
+		},
+	},
+	{
+		ID: "controller.get.agrees", Level: Must, Spec: "ControllerGetVolume",
+		Title: "ControllerGetVolume tells what CreateVolume told",
+		Why:   "Two answers about one volume, of which one is wrong.",
+		Needs: needs(createVolume, getVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
+			got := a.ok().GetVolume()
+			if got.GetVolumeId() != v.id || got.GetCapacityBytes() != 0 && v.created.GetCapacityBytes() != 0 && got.GetCapacityBytes() != v.created.GetCapacityBytes() {
+				a.wrong("volume_id and capacity_bytes as in %s", requestJSON(v.created))
+			}
+		},
+	},
+	{
+		ID: "controller.get.volume-missing", Level: Must, Spec: "ControllerGetVolume",
+		Title: "a volume that does not exist is NOT_FOUND",
+		Why:   "The health monitor reports a volume as lost by this code, and by no other.",
+		Needs: needs(createVolume, getVolume),
+		check: func(c *Case) {
+			send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)
+		},
+	},
+	{
+		ID: "controller.get.published-nodes", Level: Must, Spec: "ControllerGetVolume",
+		Title: "published_node_ids has the node while the volume is published to it",
+		Why:   "The CO compares it with what it believes, and detaches what should not be attached.",
+		Needs: needs(createVolume, attachVolume, getVolume, publishedNodes),
+		check: func(c *Case) {
+			v := c.volume()
+			published := func(want bool) {
+				a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
+				if slices.Contains(a.ok().GetStatus().GetPublishedNodeIds(), v.node) != want {
+					a.wrong("published_node_ids with %s: %t", v.node, want)
+				}
+			}
+			published(false)
+			v.attach()
+			published(true)
+			v.detach()
+			published(false)
+		},
+	},
+	{
+		ID: "controller.get.after-expand", Level: Must, Spec: "ControllerGetVolume",
+		Title: "ControllerGetVolume and ListVolumes tell the size that ControllerExpandVolume made",
+		Why:   "Whoever asks after an expansion must not see the old size.",
+		Needs: needs(createVolume, getVolume, expandVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			size := step(c, c.Controller.ControllerExpandVolume, v.expandRequest(2*c.run.cfg.Size)).GetCapacityBytes()
+			a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
+			if got := a.ok().GetVolume().GetCapacityBytes(); got != 0 && got != size {
+				a.wrong("capacity_bytes %d", size)
+			}
+		},
+	},
+}

@@ -1,0 +1,383 @@
+package csitest
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+// modes are all the access modes, those of one node first.
+var singleNodeModes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+	csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+}
+
+var multiNodeModes = []csi.VolumeCapability_AccessMode_Mode{
+	csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+}
+
+// tryMode makes a volume of that access mode, or nil if the driver does not take it. A
+// file system that several nodes share is not what every driver has: raw block is
+// tried as well.
+func (c *Case) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
+	for _, kind := range []volumeOption{nil, block} {
+		req := c.createRequest()
+		if kind != nil {
+			kind(c, req)
+		}
+		withMode(mode)(c, req)
+		a := send(c, c.Controller.CreateVolume, req)
+		if a.Err == nil || uncertain(a.Err) {
+			return c.volumeOf(req, step(c, c.Controller.CreateVolume, req).GetVolume())
+		}
+	}
+	return nil
+}
+
+// takenRules are about what is there already in another way.
+var takenRules = []Rule{
+	{
+		ID: "controller.create.taken-parameters", Level: Must, Spec: "CreateVolume",
+		Title: "a taken name with parameters that the driver refuses is not OK",
+		Why:   "OK would let the CO believe that the volume has what the parameters ask for.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			bad := c.refusedParameters()
+			v := c.volume()
+			req := proto.CloneOf(v.made)
+			req.Parameters = bad
+			send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists, codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "controller.create.taken-source", Level: Must, Spec: "CreateVolume",
+		Title: "a name that is taken by a volume from a source is ALREADY_EXISTS without that source",
+		Why:   "OK would give the CO a volume with data in place of an empty one.",
+		Needs: needs(createVolume, createSnapshot),
+		check: func(c *Case) {
+			v := c.volume(from(snapshotSource(c.volume().snapshot().GetSnapshotId())))
+			req := proto.CloneOf(v.made)
+			req.VolumeContentSource = nil
+			send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "controller.create.taken-other-source", Level: Must, Spec: "CreateVolume",
+		Title: "a name that is taken by a volume from another snapshot is ALREADY_EXISTS",
+		Why:   "OK would give the CO the data of another moment.",
+		Needs: needs(createVolume, createSnapshot),
+		check: func(c *Case) {
+			src := c.volume()
+			v := c.volume(from(snapshotSource(src.snapshot().GetSnapshotId())))
+			req := proto.CloneOf(v.made)
+			req.VolumeContentSource = snapshotSource(src.snapshot().GetSnapshotId())
+			send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "controller.create.taken-access-mode", Level: Must, Spec: "CreateVolume",
+		Title: "a taken name with an access mode that the volume does not have is not OK",
+		Why:   "OK would let the CO publish the volume in a way for which it was not made. Whether it has the mode is asked with ValidateVolumeCapabilities.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER))
+			for _, mode := range multiNodeModes {
+				ask := v.validateRequest()
+				ask.VolumeCapabilities[0].AccessMode.Mode = mode
+				if a := send(c, c.Controller.ValidateVolumeCapabilities, ask); a.Err != nil || a.Resp.GetConfirmed() != nil {
+					continue
+				}
+				req := proto.CloneOf(v.made)
+				req.VolumeCapabilities = ask.GetVolumeCapabilities()
+				send(c, c.Controller.CreateVolume, req).wants(codes.AlreadyExists, codes.InvalidArgument)
+				return
+			}
+			c.excuse("every volume has every access mode")
+		},
+	},
+	{
+		ID: "controller.create.name-free-again", Level: Must, Spec: "CreateVolume",
+		Title: "the name of a deleted volume can be used again, also for another size",
+		Why:   "A name that stays taken is an error that nobody can mend.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			v.delete()
+			req := proto.CloneOf(v.made)
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: 2 * c.run.cfg.Size}
+			a := send(c, c.Controller.CreateVolume, req)
+			if got := a.ok().GetVolume().GetCapacityBytes(); got != 0 && got < 2*c.run.cfg.Size {
+				a.wrong("capacity_bytes of %d at least", 2*c.run.cfg.Size)
+			}
+		},
+	},
+	{
+		ID: "controller.create.several", Level: Must, Spec: "CreateVolume",
+		Title: "two names are two volumes, and the deletion of one leaves the other",
+		Why:   "The name is what makes two requests one.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			one, two := c.volume(), c.volume()
+			if one.id == two.id {
+				c.fail("two IDs for two names", "%s for both", one.id)
+			}
+			one.delete()
+			send(c, c.Controller.ValidateVolumeCapabilities, two.validateRequest()).ok()
+		},
+	},
+	{
+		ID: "controller.delete.late", Level: Should, Spec: "DeleteVolume",
+		Title: "a late repeat of DeleteVolume does not delete the volume that has the name now",
+		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			old := c.volume()
+			old.delete()
+			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume())
+			send(c, c.Controller.DeleteVolume, old.deleteRequest()).wants(codes.OK, codes.FailedPrecondition)
+			send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).ok()
+		},
+	},
+	{
+		ID: "controller.delete.create-after", Level: Must, Spec: "CreateVolume",
+		Title: "a late repeat of CreateVolume after DeleteVolume makes a volume, or fails; it does not give the deleted one",
+		Why:   "OK with the ID of a volume that is gone gives the CO a volume that cannot be used.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			v.delete()
+			a := send(c, c.Controller.CreateVolume, v.made)
+			if a.Err != nil {
+				return
+			}
+			again := c.volumeOf(v.made, a.Resp.GetVolume())
+			send(c, c.Controller.ValidateVolumeCapabilities, again.validateRequest()).ok()
+		},
+	},
+	{
+		ID: "controller.unpublish.late", Level: Should, Spec: "ControllerUnpublishVolume",
+		Title: "a late repeat of ControllerUnpublishVolume does not unpublish the volume that has the name now",
+		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
+		Needs: needs(createVolume, attachVolume, attachReadonly),
+		check: func(c *Case) {
+			old := c.volume().attach().detach()
+			old.delete()
+			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume()).attach()
+			send(c, c.Controller.ControllerUnpublishVolume, old.detachRequest()).wants(codes.OK, codes.NotFound)
+			v.stillAttached()
+		},
+	},
+	{
+		ID: "controller.unpublish.other-node", Level: Must, Spec: "ControllerUnpublishVolume",
+		Title: "ControllerUnpublishVolume from another node leaves the volume published where it is",
+		Why:   "After a move the call for the old node may come late. The pod on the new one would lose its disk.",
+		Needs: needs(createVolume, attachVolume, attachReadonly, secondNode),
+		check: func(c *Case) {
+			v := c.volume().attach()
+			req := v.detachRequest()
+			req.NodeId = c.run.target.SecondNode
+			send(c, c.Controller.ControllerUnpublishVolume, req).ok()
+			v.stillAttached()
+		},
+	},
+	{
+		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
+		Title: "a volume is unpublished with OK from a node that does not exist",
+		Why: "Nodes vanish with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
+			"driver that cannot tell that the volume is safe.",
+		Needs: needs(createVolume, attachVolume),
+		check: func(c *Case) {
+			req := c.volume().detachRequest()
+			req.NodeId = c.name()
+			send(c, c.Controller.ControllerUnpublishVolume, req).ok()
+		},
+	},
+	{
+		ID: "controller.publish.capability-changed", Level: Should, Spec: "ControllerPublishVolume",
+		Title: "a volume that is published to the node with another access mode is ALREADY_EXISTS",
+		Why:   "OK would let the CO believe that the volume is now published as it asked.",
+		Needs: needs(createVolume, attachVolume),
+		check: func(c *Case) {
+			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
+			req := v.attachRequest()
+			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.AlreadyExists, codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "controller.publish.access-type", Level: Must, Spec: "ControllerPublishVolume",
+		Title: "a volume is not published with an access type that it does not have",
+		Why:   "The node would format, or mount, what a database writes raw. Whether the volume has the type is asked with ValidateVolumeCapabilities.",
+		Needs: needs(createVolume, attachVolume, mountAccess, blockAccess),
+		check: func(c *Case) {
+			v := c.volume()
+			ask := v.validateRequest()
+			ask.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
+			if send(c, c.Controller.ValidateVolumeCapabilities, ask).ok().GetConfirmed() != nil {
+				c.excuse("a volume with a file system can be used as raw block as well")
+			}
+			req := v.attachRequest()
+			req.VolumeCapability = ask.GetVolumeCapabilities()[0]
+			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.InvalidArgument, codes.FailedPrecondition, codes.AlreadyExists)
+		},
+	},
+	{
+		ID: "controller.publish.context-compared", Level: Should, Spec: "ControllerPublishVolume",
+		Title: "a volume_context that is not the volume's is refused",
+		Why:   "It must match what CreateVolume gave. One that does not belongs to another volume, and whoever sends it means that one.",
+		Needs: needs(createVolume, attachVolume),
+		check: func(c *Case) {
+			req := c.volume().attachRequest()
+			if len(req.GetVolumeContext()) == 0 {
+				c.excuse("CreateVolume gives no volume_context")
+			}
+			for k := range req.GetVolumeContext() {
+				req.VolumeContext = map[string]string{k: "csicheck-other"}
+			}
+			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition)
+		},
+	},
+	{
+		ID: "controller.publish.every-single-node-mode", Level: Must, Spec: "ControllerPublishVolume",
+		Title: "every access mode of one node keeps a second node away: FAILED_PRECONDITION",
+		Why:   "Two nodes that mount one file system destroy it. A reader that does not see what the writer caches reads rubbish.",
+		Needs: needs(createVolume, attachVolume, secondNode),
+		check: func(c *Case) {
+			for _, mode := range singleNodeModes {
+				if v := c.tryMode(mode); v != nil {
+					req := v.attach().attachRequest()
+					req.NodeId = c.run.target.SecondNode
+					send(c, c.Controller.ControllerPublishVolume, req).wants(codes.FailedPrecondition)
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.publish.multi-node", Level: Must, Spec: "ControllerPublishVolume",
+		Title: "a volume of an access mode for several nodes is published to two",
+		Why:   "The mode was accepted by CreateVolume; the second pod waits for it.",
+		Needs: needs(createVolume, attachVolume, secondNode),
+		check: func(c *Case) {
+			tried := false
+			for _, mode := range multiNodeModes {
+				v := c.tryMode(mode)
+				if v == nil {
+					continue
+				}
+				tried = true
+				req := v.attach().attachRequest()
+				req.NodeId = c.run.target.SecondNode
+				req.Readonly = mode == csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER && c.has(attachReadonly)
+				step(c, c.Controller.ControllerPublishVolume, req)
+				v.attach() // and still to the first
+			}
+			if !tried {
+				c.excuse("the driver takes no access mode for several nodes")
+			}
+		},
+	},
+	{
+		ID: "controller.publish.names-node", Level: Should, Spec: "ControllerPublishVolume",
+		Title: "the error for a second node names the node that has the volume",
+		Why:   "The message is an event of the pod that waits. Its owner wants to know for which node.",
+		Needs: needs(createVolume, attachVolume, secondNode),
+		check: func(c *Case) {
+			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
+			req := v.attachRequest()
+			req.NodeId = c.run.target.SecondNode
+			a := send(c, c.Controller.ControllerPublishVolume, req)
+			if a.is(codes.FailedPrecondition) && !strings.Contains(a.Status.Message(), v.node) {
+				a.wrong("a message with %q", v.node)
+			}
+		},
+	},
+	{
+		ID: "controller.publish.attach-limit", Level: Must, Spec: "ControllerPublishVolume",
+		Title: "a node that has max_volumes_per_node volumes gets no other: RESOURCE_EXHAUSTED",
+		Why:   "RESOURCE_EXHAUSTED makes the scheduler look for another node. Another code is repeated on a node that is full.",
+		Needs: needs(createVolume, attachVolume, nodeService),
+		check: func(c *Case) {
+			const most = 32 // more would take too long
+			limit := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{}).ok().GetMaxVolumesPerNode()
+			if limit <= 0 || limit > most {
+				c.excuse("max_volumes_per_node is not between 1 and %d", most)
+			}
+			for range limit {
+				c.volume().attach()
+			}
+			v := c.volume()
+			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).wants(codes.ResourceExhausted)
+		},
+	},
+	{
+		ID: "controller.validate.other-context", Level: Should, Spec: "ValidateVolumeCapabilities",
+		Title: "a volume_context that is not the volume's is not confirmed",
+		Why:   "The CO asks before it publishes a volume that somebody has described by hand. A wrong description shows here or nowhere.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			req := c.volume().validateRequest()
+			if len(req.GetVolumeContext()) == 0 {
+				c.excuse("CreateVolume gives no volume_context")
+			}
+			for k := range req.GetVolumeContext() {
+				req.VolumeContext = map[string]string{k: "csicheck-other"}
+			}
+			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
+			a.wants(codes.OK, codes.InvalidArgument)
+			if a.Resp.GetConfirmed() != nil {
+				a.wrong("OK without confirmed, or INVALID_ARGUMENT")
+			}
+		},
+	},
+	{
+		ID: "controller.validate.bad-parameters", Level: Should, Spec: "ValidateVolumeCapabilities",
+		Title: "parameters that CreateVolume refuses are not confirmed",
+		Why:   "No volume has them. The CO takes what is confirmed for what it gets.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			bad := c.refusedParameters()
+			req := c.volume().validateRequest()
+			req.Parameters = bad
+			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
+			a.wants(codes.OK, codes.InvalidArgument)
+			if a.Resp.GetConfirmed() != nil {
+				a.wrong("OK without confirmed, or INVALID_ARGUMENT")
+			}
+		},
+	},
+	{
+		ID: "controller.validate.says-what", Level: Must, Spec: "ValidateVolumeCapabilities",
+		Title: "what confirmed tells of context and parameters is what was asked",
+		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			req := c.volume().validateRequest()
+			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
+			got := a.ok().GetConfirmed()
+			for _, pair := range [][2]map[string]string{{got.GetVolumeContext(), req.GetVolumeContext()}, {got.GetParameters(), req.GetParameters()}} {
+				for k, v := range pair[0] {
+					if sent, there := pair[1][k]; !there || sent != v {
+						a.wrong("no %s=%s, which was not asked", k, v)
+					}
+				}
+			}
+		},
+	},
+}
+
+// stillAttached demands that the volume is published, writable, to its node: another
+// readonly is ALREADY_EXISTS then, and not now OK.
+func (v *volume) stillAttached() {
+	req := v.attachRequest()
+	req.Readonly = true
+	send(v.c, v.c.Controller.ControllerPublishVolume, req).wants(codes.AlreadyExists)
+	if v.c.has(listVolumes) && v.c.has(publishedNodes) {
+		if e := entryOf(v.c.list(0), v.id); !slices.Contains(e.GetStatus().GetPublishedNodeIds(), v.node) {
+			v.c.fail("node "+v.node+" in published_node_ids", "%s", requestJSON(e))
+		}
+	}
+}
