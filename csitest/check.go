@@ -123,6 +123,7 @@ func Run(t *testing.T, target Target, cfg Config) {
 	for _, left := range report.NotCleaned {
 		t.Errorf("left behind: %s", left)
 	}
+	t.Logf("%d rules, %d calls, %v", len(report.Results), len(report.Calls), report.Took.Round(time.Millisecond))
 }
 
 // configure fills in the defaults.
