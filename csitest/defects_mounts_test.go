@@ -39,14 +39,26 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.publish.before-stage", does: "the target is made before anything is checked",
-		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			resp, err := handler(ctx, req)
-			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && status.Code(err) == codes.FailedPrecondition && r.GetStagingTargetPath() != "" {
-				os.Mkdir(r.GetTargetPath(), 0o750)
-				time.AfterFunc(time.Second, func() { os.Remove(r.GetTargetPath()) }) // for what looks for leftovers
+		unary: func() grpc.UnaryServerInterceptor {
+			var made sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if status.Code(err) == codes.FailedPrecondition && r.GetStagingTargetPath() != "" && os.Mkdir(r.GetTargetPath(), 0o750) == nil {
+						made.Store(r.GetTargetPath(), r.GetVolumeId())
+					}
+				case *csi.DeleteVolumeRequest: // for what looks for leftovers
+					made.Range(func(target, id any) bool {
+						if id == r.GetVolumeId() {
+							os.Remove(target.(string))
+						}
+						return true
+					})
+				}
+				return resp, err
 			}
-			return resp, err
-		},
+		}(),
 	},
 	{
 		breaks: "node.stage.again-otherwise", does: "what is staged is staged",
@@ -87,10 +99,10 @@ var mountDefects = []defect{
 				if !ok || r.GetVolumeId() == "" {
 					return handler(ctx, req)
 				}
-				if _, other := busy.LoadOrStore(r.GetVolumeId(), true); other {
+				if target, other := busy.LoadOrStore(r.GetVolumeId(), r.GetTargetPath()); other && target != r.GetTargetPath() {
 					return nil, status.Error(codes.Internal, "busy")
 				}
-				defer busy.Delete(r.GetVolumeId())
+				defer busy.CompareAndDelete(r.GetVolumeId(), r.GetTargetPath())
 				select {
 				case <-ctx.Done(): // which frees the volume for the next call
 				case <-time.After(20 * time.Millisecond): // slow, so that the others come meanwhile
@@ -98,7 +110,6 @@ var mountDefects = []defect{
 				return handler(ctx, req)
 			}
 		}(),
-		also: map[string]string{"node.stage.after-cancel": "the call that was cancelled is still under way"},
 	},
 	{
 		breaks: "node.stats.not-mounted", does: "numbers of whatever is there",

@@ -53,7 +53,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnstageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also: map[string]string{"restart.node-goes-on": repeatsToo},
+		also: map[string]string{"restart.node-goes-on": repeatsToo, "node.stage.after-cancel": repeatsToo, "node.stage.again-otherwise": repeatsToo},
 	},
 	{
 		breaks: "node.stage.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -65,6 +65,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
+		also: map[string]string{"node.stage.after-cancel": repeatsToo},
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
@@ -77,7 +78,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
 			return r.GetVolumeId() + r.GetTargetPath()
 		}),
-		also: map[string]string{"restart.node-goes-on": repeatsToo},
+		also: map[string]string{"restart.node-goes-on": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo},
 	},
 	{
 		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -106,6 +107,7 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.publish.readonly-changed", does: "readonly is not compared",
 		unary: recode[csi.NodePublishVolumeRequest](codes.AlreadyExists, codes.Internal),
+		also:  map[string]string{"node.publish.table": "the table has it"},
 	},
 	{
 		breaks: "node.publish.second-target", does: "a second target is published",
@@ -114,6 +116,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
+		also: map[string]string{"node.publish.table": "the table has it"},
 	},
 	{
 		breaks: "node.publish.many-targets", does: "no second target for many writers",
@@ -122,6 +125,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 			}
 		}),
+		also: map[string]string{"node.publish.table": "the table has it", "node.publish.parallel": "it publishes to many"},
 	},
 	{
 		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",
@@ -150,7 +154,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: map[string]string{},
+		also: map[string]string{"node.stage.after-cancel": "it looks at the target"},
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",

@@ -19,6 +19,9 @@
 // driver: the report names what would run it. Or it is broken, which is a mistake in
 // this package.
 //
+// [Walk] leads a few volumes through their life and tells about it, [Load] many at
+// once, and [Torture] kills the driver at random moments meanwhile.
+//
 // Everything received is recorded and validated with csispec; the rules that begin
 // with "response." and "status." judge the record of all the other rules.
 //

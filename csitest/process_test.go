@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest/gate"
@@ -131,4 +132,26 @@ func TestNoUTF8(t *testing.T) {
 	if len(report.With(Failed)) != 1 {
 		t.Errorf("%+v", report.Results)
 	}
+}
+
+// A driver that has its volumes in memory alone does not survive torture.
+func TestTorture(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	var last TortureProgress
+	report, err := Torture(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
+		return gate.RoleCommand(t.Context(), "reference", socket)
+	}}, Config{Size: 1 << 20}, TortureConfig{Duration: time.Minute, Seed: 1, Progress: func(p TortureProgress) { last = p }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.With(Failed)) != 1 || last.Kills == 0 || last.Calls == 0 {
+		t.Errorf("%+v, %+v", last, report.Results)
+	}
+}
+
+// The adapter has a subtest for every rule.
+func TestRun(t *testing.T) {
+	target, cfg := reference(t, defect{})
+	cfg.Rules = []string{"identity."}
+	Run(t, target, cfg)
 }

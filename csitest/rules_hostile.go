@@ -23,9 +23,9 @@ import (
 var hostileRules = []Rule{
 	{
 		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
-		Title: "an ID that the driver never gave is NOT_FOUND or INVALID_ARGUMENT, whatever is in it",
+		Title: "an ID that no driver gives is answered like any other that does not exist, or with INVALID_ARGUMENT",
 		Why: "IDs come from PersistentVolumes, which users with the right to make them fill in. An ID that is used as a path or in a command without a look " +
-			"reads and deletes what is not the driver's. Calls that undo may answer OK.",
+			"reads and deletes what is not the driver's.",
 		Needs: needs(createVolume),
 		check: func(c *Case) {
 			for _, r := range rpcs {
@@ -34,13 +34,14 @@ var hostileRules = []Rule{
 				if id == nil || !r.promised(c) {
 					continue
 				}
+				plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
 				for _, bad := range []string{"../../../../etc/passwd", "/", ".", "a/../../b", "-rf", "$(reboot)", "x\ny", "\x00", strings.Repeat("x", 128), "\u202e", "%s%n"} {
 					req := c.filled(r.request())
 					req.ProtoReflect().Set(id, protoreflect.ValueOfString(bad))
 					a := c.invoke(r.path(), req, r.response())
 					undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
-					if !a.is(codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)) {
-						a.wrong("NotFound or InvalidArgument")
+					if !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)) {
+						a.wrong("%s, NotFound or InvalidArgument", plain)
 					}
 				}
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -35,12 +36,23 @@ var mountRules = []Rule{
 			for mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER; mode <= multiWriter; mode++ {
 				req := c.createRequest()
 				withMode(mode)(c, req)
+				if reads(mode) { // somebody has to write it first, be it a file system
+					writer := proto.CloneOf(req.VolumeCapabilities[0])
+					writer.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+					req.VolumeCapabilities = append(req.VolumeCapabilities, writer)
+				}
 				a := send(c, c.Controller.CreateVolume, req)
 				if a.is(codes.InvalidArgument) {
 					continue
 				}
-				a.ok()
-				c.secondPublish(c.volumeOf(req, a.Resp.GetVolume()), mode)
+				v := c.volumeOf(req, a.ok().GetVolume())
+				if reads(mode) {
+					first := *v
+					first.made = proto.CloneOf(req)
+					first.made.VolumeCapabilities = req.VolumeCapabilities[1:]
+					first.up("first").unpublish("first").unstage().detach()
+				}
+				c.secondPublish(v, mode)
 			}
 		},
 	},
@@ -341,8 +353,7 @@ func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mod
 	v.up("a")
 	again := v.publishRequest("a")
 	send(c, c.Node.NodePublishVolume, again).ok()
-	reader := mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-	if !reader { // where readonly may say nothing new
+	if !reads(mode) { // where readonly may say nothing new
 		again.Readonly = true
 		send(c, c.Node.NodePublishVolume, again).wants(codes.AlreadyExists)
 	}
@@ -353,11 +364,16 @@ func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mod
 		want = codes.FailedPrecondition
 	}
 	send(c, c.Node.NodePublishVolume, v.publishRequest("b")).wants(want)
-	if !v.isBlock() && !reader {
+	if !v.isBlock() && !reads(mode) {
 		other := v.publishRequest("c")
 		other.Readonly = true
 		send(c, c.Node.NodePublishVolume, other).wants(want)
 	}
+}
+
+// reads tells whether nobody writes in that access mode.
+func reads(mode csi.VolumeCapability_AccessMode_Mode) bool {
+	return mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
 // cancelled sends a request and cancels it.

@@ -29,6 +29,9 @@ Usage:
   csicheck -endpoint … walk [ext4 xfs block …]           lead a volume of each kind from CreateVolume to two pods
                                                          and back, and print how long each step took
   csicheck -endpoint … load [-volumes 100] [-clients 10] bring many volumes up and down, and print rates and latencies
+  csicheck -endpoint … -start … torture [-duration 1m] [-seed N] [-volumes 4]
+                                                         kill -9 the driver at random moments under load, and
+                                                         check its promises and the data
 
 Volumes are made, written and deleted: use storage that nobody needs. All that is
 made has a name that begins with -prefix, and is removed in the end, also after Ctrl-C.
@@ -95,6 +98,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 		return o.check(ctx, stdout, stderr)
 	case rest[0] == "walk":
 		return o.walk(ctx, rest[1:], stdout)
+	case rest[0] == "torture":
+		return o.torture(ctx, rest[1:], stdout, stderr)
 	case rest[0] == "load":
 		return o.load(ctx, rest[1:], stdout, stderr)
 	case rest[0] == "call":

@@ -74,3 +74,46 @@ func (o *options) finished(r *csitest.Report, stdout io.Writer) (ok bool, err er
 	}
 	return r.OK() && len(r.With(csitest.Passed)) == len(r.Results), o.write(r)
 }
+
+// torture kills the driver at random moments under load.
+func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
+	t := csitest.TortureConfig{Volumes: 4}
+	fs := flag.NewFlagSet("torture", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	fs.DurationVar(&t.Duration, "duration", time.Minute, "how `long`")
+	fs.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "`number` that decides on what is done, and when")
+	fs.IntVar(&t.Volumes, "volumes", t.Volumes, "`number` of volumes that are worked on at once")
+	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || t.Duration <= 0 || t.Volumes < 1 {
+		return false, fmt.Errorf("usage: csicheck -endpoint … -start '…' torture [-duration 1m] [-seed N] [-volumes 4]")
+	}
+	fmt.Fprintf(stdout, "seed %d\n", t.Seed)
+	terminal, shown := isTerminal(stderr), time.Now()
+	var last csitest.TortureProgress
+	t.Progress = func(p csitest.TortureProgress) {
+		last = p
+		text := fmt.Sprintf("%.0f of %.0f s: killed %d times, %d calls, %d volumes came and went, data compared %d times",
+			p.Elapsed.Seconds(), t.Duration.Seconds(), p.Kills, p.Calls, p.Lives, p.Checks)
+		switch {
+		case terminal:
+			fmt.Fprintf(stderr, "\r\x1b[K%s", text)
+		case time.Since(shown) > 10*time.Second:
+			shown = time.Now()
+			fmt.Fprintln(stderr, text)
+		}
+	}
+	report, err := csitest.Torture(ctx, o.target, o.cfg, t)
+	if terminal {
+		fmt.Fprint(stderr, "\r\x1b[K")
+	}
+	if err != nil {
+		return false, err
+	}
+	ok, err = o.finished(report, stdout)
+	verdict := "kept its promises"
+	if !ok {
+		verdict = fmt.Sprintf("FAILED; torture -seed %d does it again", t.Seed)
+	}
+	fmt.Fprintf(stdout, "killed %d times, %d calls in %.0f s, %d volumes came and went, data compared %d times: %s\n",
+		last.Kills, len(report.Calls), report.Took.Seconds(), last.Lives, last.Checks, verdict)
+	return ok, err
+}
