@@ -110,6 +110,19 @@ func (r *run) files() (paths []string) {
 	return paths
 }
 
+// mounted counts the mounts in the directories of kubelet and of the sockets: others
+// on the node mount too.
+func (r *run) mounted() (n int) {
+	dirs := map[string]bool{r.dir: true}
+	for _, s := range r.sockets() {
+		dirs[filepath.Dir(s)] = true
+	}
+	for dir := range dirs {
+		n += len(mounts(dir))
+	}
+	return n
+}
+
 // written are files that the driver may have written, and that are not huge.
 func (r *run) written() (paths []string) {
 	all := r.files()

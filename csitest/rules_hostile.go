@@ -172,13 +172,13 @@ var hostileRules = []Rule{
 		Needs: needs(createVolume, nodeService, kernelView),
 		check: func(c *Case) {
 			c.cycle() // what is made once stays
-			mountsBefore, filesBefore := len(mounts("")), len(c.run.files())
+			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for range leakCycles {
 				if d := c.cycle(); !d.goneSoon() {
 					c.fail("no device after DeleteVolume", "%s", d)
 				}
 			}
-			if n := len(mounts("")) - mountsBefore; n >= leakCycles {
+			if n := c.run.mounted() - mountsBefore; n >= leakCycles {
 				c.fail("as many mounts as before", "%d more after %d volumes came and went", n, leakCycles)
 			}
 			if n := len(c.run.files()) - filesBefore; n >= leakCycles {
