@@ -76,8 +76,10 @@ func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err 
 	c.mark, err = s.readCopyMark(id)
 	same := err == nil && c.mark.Source == wanted.Source && c.mark.Generation == wanted.Generation
 	if same && !c.atomic {
-		c.dst, err = s.openImage(id + extImage)
-		return c, err
+		// Without its image the mark is what dropCopy has left: none of it is copied.
+		if c.dst, err = s.dir.OpenFile(id+extImage, os.O_RDWR, 0); !errors.Is(err, fs.ErrNotExist) {
+			return c, err
+		}
 	}
 	// Otherwise from the beginning. A mark that cannot be read is one all the same.
 	if err := s.dropCopy(id); err != nil {

@@ -319,6 +319,32 @@ func TestCopyGoesOn(t *testing.T) {
 	}
 }
 
+// A copy whose removal was cut off has lost its image, and says still how far it got.
+func TestCopyOfWhichTheMarkIsLeft(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink = false
+	v := filled(t, b, "a")
+	pieces, removals := 0, 0
+	b.step = func(name string) error {
+		switch name {
+		case "copy":
+			if pieces++; pieces == 3 {
+				return syscall.ENOSPC
+			}
+		case "remove":
+			if removals++; removals == 2 {
+				return syscall.EIO
+			}
+		}
+		return nil
+	}
+	if _, err := b.CreateVolume(t.Context(), from("c", v.ID)); err == nil {
+		t.Fatal("made in a full pool")
+	}
+	b.step = nil
+	wantFilled(t, b, mustCreate(t, b, from("c", v.ID)).ID, "a", gib)
+}
+
 // Copies end with the driver, and go on with the next one.
 func TestCloseStopsCopies(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
