@@ -51,7 +51,7 @@ type imageSource struct {
 	dir        *os.Root
 	dirName    string
 	least      int64 // bytes that the image has to have
-	generation int64 // differs when somebody may have written to it
+	generation int64 // differs when somebody may have written to it, and from that of a predecessor of this name
 }
 
 // beginCopy opens both images and leaves the mark. The caller holds the lock of the

@@ -240,7 +240,7 @@ func (b *fileBackend) holdSnapshot(ctx context.Context, id string) (from copySou
 		unlock()
 		return from, nil, fmt.Errorf("source snapshot %q: %w", id, err)
 	}
-	from = copySource{imageSource{id: id, dir: b.snapshots, dirName: "snapshots", least: s.SizeBytes}, s.AccessType}
+	from = copySource{imageSource{id: id, dir: b.snapshots, dirName: "snapshots", least: s.SizeBytes, generation: s.CreatedAt.UnixNano()}, s.AccessType}
 	return from, b.holdSource(id, unlock), nil
 }
 

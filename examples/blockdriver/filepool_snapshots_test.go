@@ -319,6 +319,34 @@ func TestCopyGoesOn(t *testing.T) {
 	}
 }
 
+// The name of a snapshot says nothing about what is in it.
+func TestCopyOfSnapshotMadeAnew(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink = false
+	v := filled(t, b, "a")
+	s := mustSnap(t, b, "s", v.ID)
+	pieces := 0
+	b.step = func(name string) error {
+		if name == "copy" {
+			if pieces++; pieces == 3 {
+				return syscall.EIO
+			}
+		}
+		return nil
+	}
+	_, err := b.CreateVolume(t.Context(), from("c", s.ID))
+	wantCode(t, err, codes.Unavailable)
+	b.step = nil
+	if err := b.DeleteSnapshot(t.Context(), s.ID); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int64{0, 300 * mib, gib - 4} {
+		writeAt(t, b.imageOf(v.ID), "b…", at)
+	}
+	mustSnap(t, b, "s", v.ID)
+	wantFilled(t, b, mustCreate(t, b, from("c", s.ID)).ID, "b", gib)
+}
+
 // A copy whose removal was cut off has lost its image, and says still how far it got.
 func TestCopyOfWhichTheMarkIsLeft(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
