@@ -39,10 +39,11 @@ type cluster struct {
 	clusterRoleBindings []*rbacv1.ClusterRoleBinding
 }
 
-// A workload is a Deployment or a DaemonSet.
+// A workload is a Deployment, a StatefulSet or a DaemonSet.
 type workload struct {
 	name, namespace string
 	deployment      *appsv1.Deployment // or
+	statefulSet     *appsv1.StatefulSet
 	daemonSet       *appsv1.DaemonSet
 	labels          map[string]string // of its pods
 	pod             corev1.PodSpec
@@ -68,10 +69,10 @@ func newCluster(d *driver, objects []runtime.Object) *cluster {
 		switch o := o.(type) {
 		case *appsv1.Deployment:
 			w := c.add(o.ObjectMeta, o.Spec.Template)
-			w.deployment, w.replicas = o, 1
-			if o.Spec.Replicas != nil {
-				w.replicas = *o.Spec.Replicas
-			}
+			w.deployment, w.replicas = o, replicas(o.Spec.Replicas)
+		case *appsv1.StatefulSet:
+			w := c.add(o.ObjectMeta, o.Spec.Template)
+			w.statefulSet, w.replicas = o, replicas(o.Spec.Replicas)
 		case *appsv1.DaemonSet:
 			c.add(o.ObjectMeta, o.Spec.Template).daemonSet = o
 		case *storagev1.CSIDriver:
@@ -101,6 +102,13 @@ func newCluster(d *driver, objects []runtime.Object) *cluster {
 		}
 	}
 	return c
+}
+
+func replicas(said *int32) int32 {
+	if said == nil {
+		return 1
+	}
+	return *said
 }
 
 func (c *cluster) add(meta metav1.ObjectMeta, template corev1.PodTemplateSpec) *workload {
@@ -229,8 +237,11 @@ func (c *cluster) sidecar(image string) (*workload, *container) {
 }
 
 func (w *workload) String() string {
-	if w.daemonSet != nil {
+	switch {
+	case w.daemonSet != nil:
 		return "DaemonSet " + w.name
+	case w.statefulSet != nil:
+		return "StatefulSet " + w.name
 	}
 	return "Deployment " + w.name
 }

@@ -19,6 +19,13 @@ var drivers = []*driver{
 		name:     "blockdriver",
 		optional: map[string]string{"group-snapshots": "single-node"},
 	},
+	{
+		name:         "nfsdriver",
+		optional:     map[string]string{"inline-volumes": "cluster"},
+		network:      true,
+		single:       true,
+		capabilities: []corev1.Capability{"SYS_ADMIN", "FOWNER", "MKNOD"},
+	},
 }
 
 // Every overlay of every driver: it renders, each object is one that an API server
@@ -89,22 +96,24 @@ func TestSamples(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			classes := map[string]bool{}
+			have := map[string]bool{}
 			for _, o := range objects {
-				classes[nameOf(o)] = true
+				have[nameOf(o)] = true
 			}
 			for _, o := range samples {
 				m, err := meta.Accessor(o)
 				if err != nil || m.GetNamespace() != "" {
 					t.Errorf("%s: want no namespace, so that one can choose: %v", nameOf(o), err)
 				}
-				m.SetNamespace("default")
+				if !clusterScoped[o.GetObjectKind().GroupVersionKind().Kind] {
+					m.SetNamespace("default")
+				}
 				if err := validate(o); err != nil {
 					t.Errorf("%s: %v", nameOf(o), err)
 				}
-				for _, class := range classesOf(o) {
-					if !classes[class] {
-						t.Errorf("%s: there is no %s", nameOf(o), class)
+				for _, name := range namesIn(o) {
+					if !have[name] {
+						t.Errorf("%s: there is no %s", nameOf(o), name)
 					}
 				}
 			}
@@ -130,9 +139,10 @@ func TestDecodeIsStrict(t *testing.T) {
 	}
 }
 
-func classesOf(o any) (names []string) {
+// namesIn are the objects of the driver that a sample counts on.
+func namesIn(o any) (names []string) {
 	add := func(kind string, name *string) {
-		if name != nil {
+		if name != nil && *name != "" {
 			names = append(names, kind+" "+*name)
 		}
 	}
@@ -143,6 +153,8 @@ func classesOf(o any) (names []string) {
 	switch o := o.(type) {
 	case *corev1.PersistentVolumeClaim:
 		claim(o.Spec)
+	case *corev1.PersistentVolume:
+		add("CSIDriver", &o.Spec.CSI.Driver)
 	default:
 		for _, c := range templatesOf(o) {
 			claim(c.Spec)

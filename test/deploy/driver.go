@@ -15,7 +15,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 )
 
@@ -24,6 +27,12 @@ type driver struct {
 	name string // of its directory in examples, and the beginning of its images' names
 	// optional are components that no overlay has, with the overlay to try them on.
 	optional map[string]string
+	// network: what it mounts is on a server.
+	network bool
+	// single: two controllers at once are not allowed.
+	single bool
+	// capabilities are what its controller needs; root is needed with them.
+	capabilities []corev1.Capability
 
 	binary  string
 	flags   map[string]bool
@@ -266,7 +275,9 @@ func (d *driver) ask(ctx context.Context, conn *grpc.ClientConn) error {
 }
 
 // provision makes and deletes a volume of each StorageClass, with each
-// VolumeAttributesClass if the driver has such, as csi-provisioner would.
+// VolumeAttributesClass if the driver has such, as csi-provisioner would. A driver
+// whose volumes are on a server takes the class as far as the server, which is not there:
+// what comes behind needs a real one, and is in the driver's own tests (make test-vm).
 func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
 	for _, w := range c.workloads {
 		i := slices.Index(c.workloads, w)
@@ -280,7 +291,7 @@ func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
 				classes = append(classes, c.attributesClasses...)
 			}
 			for _, a := range classes {
-				if err := provision(ctx, controller, s, a); err != nil {
+				if err := provision(ctx, controller, d.network, s, a); err != nil {
 					return err
 				}
 			}
@@ -289,7 +300,7 @@ func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
 	return nil
 }
 
-func provision(ctx context.Context, controller csi.ControllerClient, s *storagev1.StorageClass, a *storagev1.VolumeAttributesClass) error {
+func provision(ctx context.Context, controller csi.ControllerClient, network bool, s *storagev1.StorageClass, a *storagev1.VolumeAttributesClass) error {
 	req := &csi.CreateVolumeRequest{
 		Name:          "pvc-" + s.Name,
 		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30},
@@ -309,6 +320,11 @@ func provision(ctx context.Context, controller csi.ControllerClient, s *storagev
 	for _, k := range []string{"pvc/name", "pvc/namespace", "pv/name"} { // --extra-create-metadata
 		req.Parameters["csi.storage.k8s.io/"+k] = "x"
 	}
+	flags := req.VolumeCapabilities[0].GetMount()
+	if network {
+		req.Parameters["server"] = "127.0.0.1"
+		flags.MountFlags = append(slices.Clone(flags.MountFlags), "port=1") // tcpmux, which nobody serves
+	}
 	with := ""
 	if a != nil {
 		req.Name += "-" + a.Name
@@ -316,6 +332,12 @@ func provision(ctx context.Context, controller csi.ControllerClient, s *storagev
 		with = " with " + a.Name
 	}
 	r, err := controller.CreateVolume(ctx, req)
+	if network {
+		if c := status.Convert(err); c.Code() != codes.Unavailable || !strings.Contains(c.Message(), "127.0.0.1:1;") {
+			return fmt.Errorf("StorageClass %s: want UNAVAILABLE, because nothing answers at 127.0.0.1:1: %v", s.Name, err)
+		}
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("StorageClass %s%s: %w", s.Name, with, err)
 	}

@@ -32,9 +32,10 @@ var mountRules = []rule{
 	{"bidirectional", "what the driver mounts reaches the host where it must not, or does not reach it where it must", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			var to []string
+			stages := c.driver.caps["STAGE_UNSTAGE_VOLUME"]
 			for _, b := range w.bidirectional() {
-				if !within(b.host, kubeletDir+"/pods") && !within(b.host, kubeletDir+"/plugins/kubernetes.io/csi") {
-					report(w.of(b.container), "%s is Bidirectional: pods and plugins/kubernetes.io/csi of kubelet's are enough", b.host)
+				if !within(b.host, kubeletDir+"/pods") && !(stages && within(b.host, kubeletDir+"/plugins/kubernetes.io/csi")) {
+					report(w.of(b.container), "%s is Bidirectional: kubelet's pods is enough, with plugins/kubernetes.io/csi for a driver that stages", b.host)
 				}
 				if b.mount.MountPath != b.host {
 					report(w.of(b.container), "%s is mounted at %s: kubelet hands out paths of the host", b.host, b.mount.MountPath)
@@ -50,7 +51,7 @@ var mountRules = []rule{
 			if !slices.Contains(to, kubeletDir+"/pods") {
 				report(w.of(w.driver), "%s/pods is not Bidirectional: pods would see empty directories", kubeletDir)
 			}
-			if c.driver.caps["STAGE_UNSTAGE_VOLUME"] && !slices.Contains(to, kubeletDir+"/plugins/kubernetes.io/csi") {
+			if stages && !slices.Contains(to, kubeletDir+"/plugins/kubernetes.io/csi") {
 				report(w.of(w.driver), "%s/plugins/kubernetes.io/csi is not Bidirectional: there kubelet has its staging paths and block devices", kubeletDir)
 			}
 		}

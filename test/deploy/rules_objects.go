@@ -57,6 +57,16 @@ var objectRules = []rule{
 			}
 		}
 	}},
+	{"inline", "whoever writes a pod names the server that root of the node talks to", func(c *cluster, report reporter) {
+		for _, d := range c.csiDrivers {
+			inline := slices.Contains(d.Spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral)
+			for _, w := range c.workloads {
+				if inline && w.isNode() && w.driver.flags["exports"] == "" {
+					report(d, "volumeLifecycleModes has Ephemeral, and -exports of %v does not say which shares pods may name", w)
+				}
+			}
+		}
+	}},
 	{"names", "nobody answers for the class, and claims wait for ever", func(c *cluster, report reporter) {
 		for _, d := range c.csiDrivers {
 			if d.Name != c.driver.csiName {
@@ -118,7 +128,9 @@ var objectRules = []rule{
 	{"binding", "a volume is made where its pod cannot run", func(c *cluster, report reporter) {
 		for _, s := range c.storageClasses {
 			late := s.VolumeBindingMode != nil && *s.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
-			if !late && (c.driver.caps["GET_CAPACITY"] || c.driver.caps["VOLUME_ACCESSIBILITY_CONSTRAINTS"]) {
+			_, provisioner := c.sidecar("csi-provisioner")
+			placed := provisioner != nil && provisioner.is("enable-capacity")
+			if !late && (placed || c.driver.caps["VOLUME_ACCESSIBILITY_CONSTRAINTS"]) {
 				report(s, "volumeBindingMode is not WaitForFirstConsumer")
 			}
 		}
@@ -166,8 +178,11 @@ var clusterScoped = map[string]bool{
 }
 
 func (w *workload) selector() map[string]string {
-	if w.daemonSet != nil {
+	switch {
+	case w.daemonSet != nil:
 		return w.daemonSet.Spec.Selector.MatchLabels
+	case w.statefulSet != nil:
+		return w.statefulSet.Spec.Selector.MatchLabels
 	}
 	return w.deployment.Spec.Selector.MatchLabels
 }

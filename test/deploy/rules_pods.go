@@ -45,14 +45,21 @@ var podRules = []rule{
 				if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
 					report(w.of(n), "allowPrivilegeEscalation is not false")
 				}
-				if s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") || len(s.Capabilities.Add) > 0 {
-					report(w.of(n), "it keeps capabilities")
+				var needs []corev1.Capability
+				if n == w.driver {
+					needs = c.driver.capabilities
+				}
+				if s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") || !slices.Equal(s.Capabilities.Add, needs) {
+					report(w.of(n), "want all capabilities dropped, and these added: %v", needs)
+				}
+				if mounts := slices.Contains(needs, "SYS_ADMIN"); mounts != (s.AppArmorProfile != nil && s.AppArmorProfile.Type == corev1.AppArmorProfileTypeUnconfined) {
+					report(w.of(n), "appArmorProfile: want Unconfined for what mounts, because the runtimes' own forbids that, and for nothing else")
 				}
 				if profile := pod.SeccompProfile; s.SeccompProfile == nil && (profile == nil || profile.Type != corev1.SeccompProfileTypeRuntimeDefault) {
 					report(w.of(n), "no seccomp profile")
 				}
 				nonRoot := pod.RunAsNonRoot != nil && *pod.RunAsNonRoot || s.RunAsNonRoot != nil && *s.RunAsNonRoot
-				if !w.isNode() && !nonRoot {
+				if !w.isNode() && !nonRoot && len(c.driver.capabilities) == 0 {
 					report(w.of(n), "runAsNonRoot is not set, and nothing here needs root")
 				}
 			}
@@ -77,8 +84,38 @@ var podRules = []rule{
 	}},
 	{"host-namespaces", "who takes over the pod sees the host's processes and network", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
-			if w.pod.HostNetwork || w.pod.HostPID || w.pod.HostIPC {
+			if w.pod.HostPID || w.pod.HostIPC || w.pod.HostNetwork && !(w.isNode() && c.driver.network) {
 				report(w, "it is in a namespace of the host")
+			}
+		}
+	}},
+	{"mount-network", "a mount belongs to the network namespace it was made in: made in the pod's, it hangs for ever once the plugin's pod goes", func(c *cluster, report reporter) {
+		for _, w := range c.workloads {
+			if w.isNode() && c.driver.network && !w.pod.HostNetwork {
+				report(w, "hostNetwork is not set")
+			}
+		}
+	}},
+	{"host-ports", "anybody who reaches the host reads volumes' names, or the port is another driver's", func(c *cluster, report reporter) {
+		for _, w := range c.workloads {
+			if !w.pod.HostNetwork {
+				continue
+			}
+			for _, n := range w.all {
+				for _, flag := range listenFlags {
+					if at := n.flags[flag]; at != "" && !strings.HasPrefix(at, "127.0.0.1:") {
+						report(w.of(n), "--%s=%s in the host's network: listen on 127.0.0.1 alone", flag, at)
+					}
+				}
+				p := n.listens()
+				if p == 9808 || p == 9809 {
+					report(w.of(n), "port %d in the host's network is what other drivers have as well", p)
+				}
+				if p != 0 && !slices.ContainsFunc(w.all, func(other *container) bool {
+					return slices.ContainsFunc(other.Ports, func(port corev1.ContainerPort) bool { return int(port.ContainerPort) == p })
+				}) {
+					report(w.of(n), "port %d is not in ports, and the scheduler does not know that it is taken", p)
+				}
 			}
 		}
 	}},
@@ -125,12 +162,15 @@ var podRules = []rule{
 	}},
 	{"replicas", "two controllers at once do everything twice, or one alone is none while its node is down", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
-			if w.deployment == nil {
+			if w.daemonSet != nil {
 				continue
 			}
+			if c.driver.single && (w.statefulSet == nil || w.replicas != 1) {
+				report(w, "the driver's controller must run at most once: want a StatefulSet of one, whose pods are not replaced before they are gone")
+			}
 			for _, n := range w.sidecars {
-				if sidecars[n.image].controller && !n.is("leader-election") && (w.replicas > 1 || w.deployment.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType) {
-					report(w.of(n), "%d replicas, updated by %s, without --leader-election", w.replicas, w.deployment.Spec.Strategy.Type)
+				if sidecars[n.image].controller && !n.is("leader-election") && (w.replicas > 1 || w.deployment == nil || w.deployment.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType) {
+					report(w.of(n), "%d replicas without --leader-election", w.replicas)
 				}
 			}
 			if w.replicas < 2 {
@@ -239,6 +279,9 @@ func (w *workload) checkProbe(kind string, n *container, p *corev1.Probe, report
 		report(of, "want httpGet: the images have no programs to run")
 		return
 	}
+	if local := p.HTTPGet.Host == "127.0.0.1"; local != w.pod.HostNetwork {
+		report(of, "host is %q: kubelet asks the pod's address, or 127.0.0.1 in the host's network", p.HTTPGet.Host)
+	}
 	server, least := w.answers(n, p.HTTPGet)
 	if server == nil {
 		report(of, "nothing in the pod answers %s at port %s", p.HTTPGet.Path, p.HTTPGet.Port.String())
@@ -283,9 +326,11 @@ func (w *workload) answers(n *container, get *corev1.HTTPGetAction) (*container,
 	return nil, 0
 }
 
+var listenFlags = []string{"http-endpoint", "http", "health-port", "metrics-address"}
+
 // listens is the port that a container serves HTTP on.
 func (n *container) listens() int {
-	for _, flag := range []string{"http-endpoint", "http", "health-port", "metrics-address"} {
+	for _, flag := range listenFlags {
 		if p := n.port(flag); p != 0 {
 			return p
 		}

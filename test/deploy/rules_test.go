@@ -9,8 +9,9 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/resid"
 )
 
-// broken has for each rule manifests that it must refuse: the overlay shared-pool with a
-// patch. A patch that begins with "- " is one of operations (RFC 6902).
+// broken has for each rule manifests that it must refuse: blockdriver's overlay
+// shared-pool or nfsdriver's cluster with a patch. A patch that begins with "- " is one of
+// operations (RFC 6902).
 var broken = []struct{ rule, kind, name, patch string }{
 	{"api", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {privileged: false}}]}}}}`}, // Bidirectional needs it
 	{"api", "StorageClass", "blockdriver-xfs", `- {op: replace, path: /reclaimPolicy, value: Recycle}`},
@@ -89,36 +90,73 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"rbac-excess", "ClusterRole", "blockdriver-attacher", `- {op: add, path: /rules/-, value: {apiGroups: [""], resources: [secrets], verbs: [get, list]}}`},
 	{"bindings", "RoleBinding", "blockdriver-leases", `- {op: replace, path: /subjects/0/namespace, value: default}`},
 	{"bindings", "ClusterRole", "blockdriver-attacher", `$patch: delete`},
+
+	{"inline", "CSIDriver", "nfs.csikit.dev", `{spec: {volumeLifecycleModes: [Persistent, Ephemeral]}}`},
+	{"mount-network", "DaemonSet", "nfsdriver-node", `{spec: {template: {spec: {hostNetwork: false}}}}`},
+	{"host-namespaces", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {hostNetwork: true}}}}`},
+	{"host-ports", "DaemonSet", "nfsdriver-node", `- {op: replace, path: /spec/template/spec/containers/1/args/4, value: "--http-endpoint=:29909"}`},
+	{"host-ports", "DaemonSet", "nfsdriver-node", `- {op: replace, path: /spec/template/spec/containers/1/args/4, value: "--http-endpoint=127.0.0.1:9809"}`},
+	{"host-ports", "DaemonSet", "nfsdriver-node", `- {op: remove, path: /spec/template/spec/containers/1/ports}`},
+	{"probes", "DaemonSet", "nfsdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/livenessProbe/httpGet/host}`},
+	{"privileged", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {privileged: true, allowPrivilegeEscalation: true}}]}}}}`},
+	{"hardening", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {appArmorProfile: null}}]}}}}`},
+	{"hardening", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, securityContext: {capabilities: {add: [SYS_ADMIN, SYS_PTRACE]}}}]}}}}`},
+	{"hardening", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-resizer, securityContext: {capabilities: {add: [SYS_ADMIN]}}}]}}}}`},
+	{"replicas", "StatefulSet", "nfsdriver-controller", `{spec: {replicas: 2}}`},
+	{"replicas", "StatefulSet", "nfsdriver-controller", `- {op: remove, path: /spec/template/spec/containers/0/args/4}`}, // --leader-election
+	{"bidirectional", "DaemonSet", "nfsdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: csi, mountPath: /var/lib/kubelet/plugins/kubernetes.io/csi, mountPropagation: Bidirectional}]}], volumes: [{name: csi, hostPath: {path: /var/lib/kubelet/plugins/kubernetes.io/csi, type: DirectoryOrCreate}}]}}}}`},
+	{"attach", "CSIDriver", "nfs.csikit.dev", `{spec: {attachRequired: true}}`},
 }
 
-// able is a driver that has all that the manifests count on.
-func able() *driver {
-	d := &driver{name: "blockdriver", csiName: "block.csikit.dev", caps: map[string]bool{}, flags: map[string]bool{}}
-	for _, c := range []string{
-		"CREATE_DELETE_VOLUME", "PUBLISH_UNPUBLISH_VOLUME", "EXPAND_VOLUME", "STAGE_UNSTAGE_VOLUME", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT", "MODIFY_VOLUME",
-	} {
+// overlays are those that are broken.
+var overlays = map[string]string{"blockdriver": "shared-pool", "nfsdriver": "cluster"}
+
+// able is a driver of the table as it is when it has been asked: with all that its
+// manifests count on.
+func able(name string) *driver {
+	d := *drivers[slices.IndexFunc(drivers, func(d *driver) bool { return d.name == name })]
+	d.caps, d.flags = map[string]bool{}, map[string]bool{}
+	caps := []string{"CREATE_DELETE_VOLUME", "EXPAND_VOLUME", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT"}
+	flags := []string{"mode", "endpoint", "node-id", "drain-timeout", "log-format"}
+	switch name {
+	case "blockdriver":
+		d.csiName = "block.csikit.dev"
+		caps = append(caps, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "MODIFY_VOLUME")
+		flags = append(flags, "pool")
+	case "nfsdriver":
+		d.csiName = "nfs.csikit.dev"
+		flags = append(flags, "mount-dir", "server-timeout")
+	}
+	for _, c := range caps {
 		d.caps[c] = true
 	}
-	for _, f := range []string{"mode", "endpoint", "pool", "node-id", "drain-timeout", "log-format"} {
+	for _, f := range flags {
 		d.flags[f] = true
 	}
-	return d
+	return &d
 }
 
 // Each rule finds its mistake, and nothing where there is none.
 func TestRules(t *testing.T) {
-	d := able()
-	tree := d.tree(t)
-	if objects, err := tree.render("shared-pool", nil); err != nil {
-		t.Fatal(err)
-	} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
-		t.Fatalf("without a mistake: %q", findings)
+	trees := map[string]tree{}
+	for name, overlay := range overlays {
+		d := able(name)
+		trees[name] = d.tree(t)
+		if objects, err := trees[name].render(overlay, nil); err != nil {
+			t.Fatal(err)
+		} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
+			t.Fatalf("%s without a mistake: %q", name, findings)
+		}
 	}
 	tested := map[string]bool{}
 	for _, b := range broken {
 		tested[b.rule] = true
 		t.Run(b.rule, func(t *testing.T) {
-			d := able()
+			name := "blockdriver"
+			if strings.HasPrefix(b.name, "nfs") {
+				name = "nfsdriver"
+			}
+			d := able(name)
 			var patches []types.Patch
 			switch {
 			case b.patch == "":
@@ -129,7 +167,7 @@ func TestRules(t *testing.T) {
 				text := "{kind: " + b.kind + ", apiVersion: any, metadata: {name: " + b.name + "}, " + strings.TrimPrefix(strings.TrimSuffix(b.patch, "}"), "{") + "}"
 				patches = []types.Patch{{Patch: text, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
 			}
-			objects, err := tree.render("shared-pool", nil, patches...)
+			objects, err := trees[name].render(overlays[name], nil, patches...)
 			if err != nil {
 				t.Fatalf("%s: %v", b.patch, err)
 			}

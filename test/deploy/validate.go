@@ -53,6 +53,10 @@ func validate(o runtime.Object) error {
 		return validateAs(o, &core.PersistentVolumeClaim{}, func(i *core.PersistentVolumeClaim) field.ErrorList {
 			return corevalidation.ValidatePersistentVolumeClaim(i, corevalidation.PersistentVolumeClaimSpecValidationOptions{EnableVolumeAttributesClass: true})
 		})
+	case *corev1.PersistentVolume:
+		return validateAs(o, &core.PersistentVolume{}, func(i *core.PersistentVolume) field.ErrorList {
+			return corevalidation.ValidatePersistentVolume(i, corevalidation.PersistentVolumeSpecValidationOptions{})
+		})
 	case *corev1.Namespace:
 		return validateAs(o, &core.Namespace{}, corevalidation.ValidateNamespace)
 	case *corev1.ServiceAccount:

@@ -28,7 +28,7 @@ var table = []job{
 		"TestBlock|TestUnpublishOfAHungMount)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
 	{pkg: "./examples/nfsdriver", run: "TestNFSSanity", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
-	{pkg: "./examples/nfsdriver", run: "TestNFSTree", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|Container)", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 
 	{pkg: "./examples/nfsdriver", run: "TestNFS(BadInput|Faults|Kills)", timeout: 20 * time.Minute, long: true},
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
