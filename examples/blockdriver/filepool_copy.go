@@ -221,6 +221,24 @@ func (s *store[T]) dropCopy(id string) error {
 	return nil
 }
 
+// abandon gives up a copy that failed with err, whose code may promise that nothing is
+// there; it may not when the removal fails.
+func (s *store[T]) abandon(id string, err error) error {
+	if undo := s.dropCopy(id); undo != nil {
+		return fmt.Errorf("remove the part of a copy: %w; it failed because of: %v", undo, err)
+	}
+	return err
+}
+
+// notSaved is for metadata that could not be written. A whole image that nobody has
+// would stay in the pool that is full.
+func (c *imageCopy[T]) notSaved(inDoubt bool, err error) error {
+	if kind := withSpaceKind(err); !inDoubt && errors.Is(kind, errFull) {
+		return c.abandon(c.id, kind)
+	}
+	return err
+}
+
 // setBegun remembers that a part of the object is there.
 func (s *store[T]) setBegun(id string, is bool) {
 	s.mu.Lock()

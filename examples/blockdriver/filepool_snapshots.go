@@ -127,8 +127,8 @@ func (b *fileBackend) commitSnapshot(c *imageCopy[Snapshot], s SnapshotSpec, acc
 		ID: c.id, Name: s.Name, SourceVolumeID: s.SourceVolumeID, SizeBytes: c.size, AccessType: accessType,
 		CreatedAt: c.mark.CutAt, HoldsData: c.holding, GroupID: group,
 	}
-	if _, err := b.snaps.save(snap); err != nil {
-		return Snapshot{}, withSpaceKind(err)
+	if inDoubt, err := b.snaps.save(snap); err != nil {
+		return Snapshot{}, c.notSaved(inDoubt, err)
 	}
 	c.done()
 	return snap, nil
@@ -267,7 +267,7 @@ func begin[T object](b *fileBackend, to *store[T], id string, from copySource) (
 	}
 	if err := b.checkRoom(c.size, c.size, max(0, need-c.mark.Done)); err != nil {
 		c.close()
-		return nil, errors.Join(err, to.dropCopy(id))
+		return nil, to.abandon(id, err)
 	}
 	return c, nil
 }
@@ -285,7 +285,7 @@ func fillOrCut[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], s
 		err = c.finish(size)
 	}
 	if err = withSpaceKind(err); errors.Is(err, errFull) || errors.Is(err, errOutOfRange) {
-		return errors.Join(err, c.dropCopy(c.id))
+		return c.abandon(c.id, err)
 	}
 	return err
 }

@@ -207,14 +207,14 @@ func (b *fileBackend) createFrom(ctx context.Context, v Volume, s VolumeSpec) (V
 		err = b.checkRoom(v.CapacityBytes, v.CapacityBytes, 0)
 	}
 	if err != nil {
-		return Volume{}, errors.Join(err, b.vols.dropCopy(v.ID))
+		return Volume{}, b.vols.abandon(v.ID, err)
 	}
 	if err := fillOrCut(ctx, b, c, v.CapacityBytes); err != nil {
 		return Volume{}, err
 	}
 	v.Source, v.HoldsData = s.Source, c.holding
-	if _, err := b.vols.save(v); err != nil {
-		return Volume{}, withSpaceKind(err)
+	if inDoubt, err := b.vols.save(v); err != nil {
+		return Volume{}, c.notSaved(inDoubt, err)
 	}
 	c.done()
 	return v, nil
