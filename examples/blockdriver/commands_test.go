@@ -70,9 +70,11 @@ func TestFsck(t *testing.T) {
 	write(t, filepath.Join(dir, "volumes", "notes.txt"), "")
 	write(t, filepath.Join(dir, "groups", groupID("g")+extFrozen), `{"version":1,"node_id":"n"}`)
 	write(t, v("blank")+extImage, "")
-	orphan := `{"version":1,"id":"` + snapshotID("o") + `","size_bytes":4,"access_type":"ext4","created_at":"2026-01-01T00:00:00Z","group_id":"` + groupID("never") + `"}`
-	write(t, filepath.Join(dir, "snapshots", snapshotID("o")+extMetadata), orphan)
-	write(t, filepath.Join(dir, "snapshots", snapshotID("o")+extImage), "data")
+	orphanID := snapshotID(memberName("never", "v"))
+	write(t, filepath.Join(dir, "groups", groupID("never")+extMaking), `{"version":1,"name":"never","volume_ids":["v"]}`)
+	orphan := `{"version":1,"id":"` + orphanID + `","size_bytes":4,"access_type":"ext4","created_at":"2026-01-01T00:00:00Z","group_id":"` + groupID("never") + `"}`
+	write(t, filepath.Join(dir, "snapshots", orphanID+extMetadata), orphan)
+	write(t, filepath.Join(dir, "snapshots", orphanID+extImage), "data")
 	if err := errors.Join(
 		os.Remove(v("noimage")+extImage),
 		os.Truncate(v("grown")+extImage, 2*gib),
@@ -88,11 +90,11 @@ func TestFsck(t *testing.T) {
 	}
 	mend := []string{
 		"a write was cut off", "a deletion that has ended", "a deletion was cut off", "a copy was cut off", "an expansion from 1073741824 to 2147483648",
-		"a creation was cut off", "which was never finished",
+		"a creation was cut off", "a group snapshot was cut off", "which was never finished",
 	}
 	before := tree(t, dir)
 	out, err := command(t, "fsck", "-pool", dir)
-	if !errors.Is(err, errProblems) || !strings.Contains(out, "14 problems, 8 of which") {
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "15 problems, 9 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, text := range append(stay, mend...) {
@@ -104,7 +106,7 @@ func TestFsck(t *testing.T) {
 		t.Errorf("something was changed:\n%s\nbefore:\n%s", after, before)
 	}
 	out, err = command(t, "fsck", "-repair", "-pool", dir)
-	if !errors.Is(err, errProblems) || strings.Count(out, "done: ") != 8 || !strings.Contains(out, "6 problems, 0 of which") {
+	if !errors.Is(err, errProblems) || strings.Count(out, "done: ") != 9 || !strings.Contains(out, "6 problems, 0 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = command(t, "fsck", "-pool", dir)

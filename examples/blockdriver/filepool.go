@@ -20,6 +20,7 @@ import (
 //
 //	.csikit-pool            the marker; the controller holds a lock on it
 //	volumes/, snapshots/, groups/  see store
+//	groups/<id>.making      names the volumes of a group snapshot that is being made
 //	groups/<id>.frozen      names volumes that are frozen for a cut
 //	nodes/<node>.json       written by the node plugin when it starts
 //	nodes/<node>.lock       locked by it while it runs

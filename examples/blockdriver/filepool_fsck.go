@@ -85,7 +85,7 @@ func (s *store[T]) dropCopies() error {
 
 func scanPools(configs []poolConfig) ([]finding, error) {
 	var all []finding
-	volumes, groups, members := map[string]string{}, map[string]bool{}, []finding{}
+	volumes, groups, unfinished, members := map[string]string{}, map[string]bool{}, map[string]bool{}, []finding{}
 	for _, c := range configs {
 		p, err := openPool(c.Dir)
 		if err != nil {
@@ -105,9 +105,12 @@ func scanPools(configs []poolConfig) ([]finding, error) {
 		for _, g := range s.groups {
 			groups[g] = true
 		}
+		for _, g := range s.unfinished {
+			unfinished[g] = true
+		}
 		for id, g := range s.members {
 			members = append(members, finding{Pool: p.name, File: "snapshots/" + id + extMetadata, Problem: g,
-				Remedy: "remove the snapshot", Repairable: true})
+				Remedy: "name all pools; if its record is lost, move the snapshot away"})
 		}
 		if err = errors.Join(err, p.Close()); err != nil {
 			return all, err
@@ -115,7 +118,10 @@ func scanPools(configs []poolConfig) ([]finding, error) {
 	}
 	for _, f := range members {
 		if group := f.Problem; !groups[group] {
-			f.Problem = "a part of the group snapshot " + group + ", which was never finished"
+			f.Problem = "a part of the group snapshot " + group + ", of which no pool has the record"
+			if unfinished[group] {
+				f.Problem, f.Remedy, f.Repairable = "a part of the group snapshot "+group+", which was never finished", "remove the snapshot", true
+			}
 			all = append(all, f)
 		}
 	}
@@ -129,6 +135,8 @@ type scan struct {
 	volumes  []string
 	groups   []string
 	members  map[string]string // snapshots of groups
+	// groups that were begun
+	unfinished []string
 }
 
 func (s *scan) found(dir, name, problem, remedy string, repairable bool) {
@@ -193,6 +201,13 @@ func (s *scan) file(dir string, root *os.Root, name, id string, has func(ext str
 			s.found(dir, name, "the mark of a copy that has ended", "remove it", true)
 		} else {
 			s.found(dir, name, "a copy was cut off", "remove it, or ask for it again and it goes on", true)
+		}
+	case extMaking:
+		s.unfinished = append(s.unfinished, id)
+		if has(extMetadata) {
+			s.found(dir, name, "the mark of a group snapshot that has ended", "remove it", true)
+		} else {
+			s.found(dir, name, "a group snapshot was cut off", "remove it and its snapshots", true)
 		}
 	case extFrozen:
 		s.found(dir, name, "volumes were left frozen", "start the driver on the node that the file names, and it thaws them", false)

@@ -13,8 +13,10 @@ import (
 )
 
 // A group snapshot is a record in groups/ of the pool of its first volume, and one
-// snapshot per volume, in the volume's pool. The record is written last: snapshots
-// of a group without it were never acknowledged and are removed.
+// snapshot per volume, in the volume's pool. The record is written last; before the
+// first snapshot <id>.making is, beside it. Snapshots of a group that has this mark and
+// no record were never acknowledged and are removed. Without the mark they stay: their
+// record may be in a pool that this process was not told of.
 
 var groupIDPattern = regexp.MustCompile(`^group-[0-9a-f]{32}$`)
 
@@ -149,14 +151,17 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 		return Group{}, err
 	}
 	defer unlock()
-	if err := m.dropMembers(id, s); err != nil {
+	if err := m.dropUnfinished(id); err != nil {
 		return Group{}, fmt.Errorf("remove what an earlier attempt has left: %w", err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, m.dropMembers(id, s))
+			err = errors.Join(err, m.dropUnfinished(id))
 		}
 	}()
+	if err := home.markGroup(id, s); err != nil {
+		return Group{}, err
+	}
 	members, release, err := m.hold(ctx, s)
 	if err != nil {
 		return Group{}, err
@@ -175,19 +180,63 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 		g.Snapshots = append(g.Snapshots, snap)
 		g.CreatedAt = snap.CreatedAt
 	}
-	_, err = home.groups.save(g)
-	return g, err
+	if _, err = home.groups.save(g); err != nil {
+		return Group{}, err
+	}
+	if err := home.remove(home.pool.groups, id+extMaking); err != nil {
+		m.log.Warn("the mark of a finished group snapshot stays until the next start", "id", id, "error", err)
+	}
+	return g, nil
 }
 
-// dropMembers removes the snapshots of a group that has no record. While it is in
-// doubt whether there is one, they stay.
-func (m *filePools) dropMembers(id string, s GroupSpec) error {
-	var errs []error
+const extMaking = ".making"
+
+// makingMark is the content of groups/<id>.making.
+type makingMark struct {
+	Version   int      `json:"version"`
+	Name      string   `json:"name"`
+	VolumeIDs []string `json:"volume_ids"`
+}
+
+func (b *fileBackend) markGroup(id string, s GroupSpec) error {
+	data, err := encode(makingMark{formatVersion, s.Name, s.VolumeIDs})
+	if err == nil {
+		_, err = b.replaceFile(b.pool.groups, id+extMaking, data)
+	}
+	return err
+}
+
+// dropUnfinished removes what has been made of a group, if it has a mark. The group's
+// lock is held. While it is in doubt whether there is a record, all stays.
+func (m *filePools) dropUnfinished(id string) error {
+	recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(id) })
 	for _, b := range m.here() {
-		if b.groups.known(id) {
-			return nil
+		data, err := b.pool.groups.ReadFile(id + extMaking)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if r, _ := b.groups.lookUp(id); r.inDoubt {
+			continue
+		}
+		var mark makingMark
+		if err == nil {
+			err = json.Unmarshal(data, &mark)
+		}
+		if err == nil && !recorded {
+			err = m.dropMembers(GroupSpec{Name: mark.Name, VolumeIDs: mark.VolumeIDs})
+		}
+		if err == nil {
+			err = b.remove(b.pool.groups, id+extMaking)
+		}
+		if err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+func (m *filePools) dropMembers(s GroupSpec) error {
+	var errs []error
 	for _, b := range m.here() {
 		for _, v := range s.VolumeIDs {
 			if snap := snapshotID(memberName(s.Name, v)); b.snaps.claimed(snap) {
@@ -423,20 +472,26 @@ func (m *filePools) deleteMembers(ctx context.Context, g Group) error {
 	return nil
 }
 
-// dropOrphans removes snapshots of groups that were never acknowledged and are not
+// dropOrphans removes what is left of groups that were never acknowledged and are not
 // being made. It needs all pools: the record may be in any.
 func (m *filePools) dropOrphans() {
 	for _, b := range m.here() {
-		members, _ := b.snaps.page("", 0, func(s Snapshot) bool { return s.GroupID != "" })
-		for _, s := range members {
-			unlock, _ := m.locks.try(s.GroupID)
+		names, err := readNames(b.pool.groups)
+		if err != nil {
+			m.log.Error("look for groups that were never finished", "pool", b.name, "error", err)
+		}
+		for _, name := range names {
+			id := strings.TrimSuffix(name, extMaking)
+			if id == name || !groupIDPattern.MatchString(id) {
+				continue
+			}
+			unlock, _ := m.locks.try(id)
 			if unlock == nil {
 				continue
 			}
-			recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(s.GroupID) })
-			if !recorded && len(m.away()) == 0 {
-				if err := b.deleteSnapshot(s.ID); err != nil {
-					m.log.Error("remove a snapshot of a group that was never finished", "snapshot_id", s.ID, "error", err)
+			if len(m.away()) == 0 {
+				if err := m.dropUnfinished(id); err != nil {
+					m.log.Error("remove a group snapshot that was never finished", "id", id, "error", err)
 				}
 			}
 			unlock()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -100,6 +101,28 @@ func TestGroup(t *testing.T) {
 		}
 	}
 	wantEmpty(t, dir, "snapshots", "groups")
+}
+
+// Who is told of some of the pools alone keeps the snapshots of groups whose record is
+// in another one.
+func TestGroupInOtherPool(t *testing.T) {
+	dir := t.TempDir()
+	m := openTestPools(t, dir, nil)
+	g, err := m.CreateGroup(t.Context(), groupOf(t, m, "g", "a", "b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	for _, pool := range []string{"a1", "b1"} {
+		_, err := command(t, "fsck", "-repair", "-pool", filepath.Join(dir, pool))
+		if err != nil && !errors.Is(err, errProblems) {
+			t.Fatal(err)
+		}
+	}
+	m = openTestPools(t, dir, nil)
+	if got, err := m.GetGroup(t.Context(), g.ID, nil); err != nil || !reflect.DeepEqual(got, g) {
+		t.Errorf("%+v, %v", got, err)
+	}
 }
 
 // Volumes that are attached, to a node that this process cannot ask to freeze them.
