@@ -95,8 +95,12 @@ func (m *filePools) UnaryServerInterceptor(ctx context.Context, req any, info *g
 	return handler(ctx, req)
 }
 
+// StreamServerInterceptor does not keep the pools: a client that does not read its
+// stream would keep them for ever, and with them all calls that come while the other
+// controller waits. A stream holds its images open; one that has not got so far when
+// the pools go is UNAVAILABLE.
 func (m *filePools) StreamServerInterceptor(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	defer m.keep()()
+	m.asked.Store(true)
 	return handler(srv, stream)
 }
 

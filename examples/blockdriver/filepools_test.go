@@ -387,6 +387,24 @@ func TestHandover(t *testing.T) {
 	if err := errors.Join(<-done, <-got); err != nil {
 		t.Error(err)
 	}
+	// A stream that nobody reads holds up neither the other one nor other calls.
+	began, goOn = make(chan bool), make(chan bool)
+	go func() {
+		done <- one.StreamServerInterceptor(nil, nil, &grpc.StreamServerInfo{}, func(any, grpc.ServerStream) error {
+			began <- true
+			<-goOn
+			return nil
+		})
+	}()
+	<-began
+	for _, m := range []*filePools{two, one} {
+		err := call(m, csi.Controller_ListVolumes_FullMethodName, func() error { _, _, err := m.ListVolumes(ctx, "", 0); return err })
+		if err != nil {
+			t.Errorf("while a stream is open: %v", err)
+		}
+	}
+	close(goOn)
+	<-done
 	// What a standby answers without the pools takes them from nobody.
 	if err := call(two, csi.Controller_ControllerGetCapabilities_FullMethodName, func() error { return nil }); err != nil || len(one.here()) != 3 {
 		t.Errorf("%v; the first has %d pools", err, len(one.here()))
