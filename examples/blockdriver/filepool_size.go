@@ -119,6 +119,19 @@ func (b *fileBackend) checkRoom(size, promise, need int64) error {
 	return nil
 }
 
+// claim is checkRoom, and counts what is promised at once, until release: two that come
+// at the same time do not both get the last of it. Call release when what was made is in
+// the index, or is not made.
+func (b *fileBackend) claim(size, promise, need int64) (release func(), err error) {
+	b.claims.Lock()
+	defer b.claims.Unlock()
+	if err := b.checkRoom(size, promise, need); err != nil {
+		return nil, err
+	}
+	b.promised.Add(promise)
+	return func() { b.promised.Add(-promise) }, nil
+}
+
 func (p *pool) measure() (total, free int64, err error) {
 	if p.space != nil {
 		return p.space()

@@ -115,6 +115,11 @@ func (b *fileBackend) createSnapshot(ctx context.Context, s SnapshotSpec) (Snaps
 		return Snapshot{}, err
 	}
 	defer c.close()
+	free, err := b.claim(0, c.size, 0)
+	if err != nil {
+		return Snapshot{}, b.snaps.abandon(id, err)
+	}
+	defer free()
 	if err := fillOrCut(ctx, b, c, c.size); err != nil {
 		return Snapshot{}, err
 	}

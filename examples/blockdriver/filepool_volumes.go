@@ -39,7 +39,8 @@ type fileBackend struct {
 	pins   pins
 
 	limits   policy
-	promised atomic.Int64 // bytes that all in the pool have together
+	promised atomic.Int64 // bytes that all in the pool have together, and what is being made
+	claims   sync.Mutex   // one check of promised and its change at a time
 
 	// The pools of one driver share these.
 	*keyLocks
@@ -165,9 +166,11 @@ func (b *fileBackend) createEmpty(v Volume, s VolumeSpec) (_ Volume, err error) 
 	if v.CapacityBytes, err = chooseSize(s.Capacity, s.AccessType); err != nil {
 		return Volume{}, err
 	}
-	if err := b.checkRoom(v.CapacityBytes, v.CapacityBytes, v.CapacityBytes); err != nil {
+	release, err := b.claim(v.CapacityBytes, v.CapacityBytes, v.CapacityBytes)
+	if err != nil {
 		return Volume{}, err
 	}
+	defer release()
 	if err := b.vols.dropCopy(v.ID); err != nil {
 		return Volume{}, fmt.Errorf("remove the copy that was to become it: %w", err)
 	}
@@ -203,12 +206,14 @@ func (b *fileBackend) createFrom(ctx context.Context, v Volume, s VolumeSpec) (V
 		return Volume{}, err
 	}
 	defer c.close()
+	var free func()
 	if v.CapacityBytes, err = chooseCopySize(s.Capacity, s.AccessType, c.size); err == nil {
-		err = b.checkRoom(v.CapacityBytes, v.CapacityBytes, 0)
+		free, err = b.claim(v.CapacityBytes, v.CapacityBytes, 0)
 	}
 	if err != nil {
 		return Volume{}, b.vols.abandon(v.ID, err)
 	}
+	defer free()
 	if err := fillOrCut(ctx, b, c, v.CapacityBytes); err != nil {
 		return Volume{}, err
 	}
@@ -276,7 +281,9 @@ func (b *fileBackend) ExpandVolume(ctx context.Context, id string, r CapacityRan
 	}
 	size, err := chooseGrownSize(r, has)
 	if err == nil && size > has {
-		if err = b.checkRoom(size, size-v.CapacityBytes, size-has); err == nil {
+		var release func()
+		if release, err = b.claim(size, size-v.CapacityBytes, size-has); err == nil {
+			defer release()
 			err = b.vols.growImage(id, size)
 		}
 	}

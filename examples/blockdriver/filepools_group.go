@@ -276,6 +276,11 @@ func (m *filePools) hold(ctx context.Context, s GroupSpec) (members []*member, _
 			return nil, nil, err
 		}
 		releases = append(releases, c.close)
+		unclaim, err := b.claim(0, c.size, 0)
+		if err != nil {
+			return nil, nil, err
+		}
+		releases = append(releases, unclaim)
 		members = append(members, &member{b, id, from, c})
 	}
 	return members, release, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 const testZone = "topology.example.com/zone"
@@ -455,6 +456,44 @@ func TestOvercommit(t *testing.T) {
 	wantCode(t, create("c", 6*gib), codes.OK)
 	if free() != 0 {
 		t.Errorf("%d bytes may be asked for, want none", free())
+	}
+}
+
+// Two that come at once do not both get the last of what may be promised.
+func TestOvercommitAtOnce(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink = false
+	source := filled(t, b, "a")
+	mustSnap(t, b, "s", source.ID)
+	for name, make := range map[string]func() error{
+		"volume":   func() error { _, err := b.CreateVolume(t.Context(), spec("b")); return err },
+		"clone":    func() error { _, err := b.CreateVolume(t.Context(), from("c", source.ID)); return err },
+		"snapshot": func() error { _, err := b.CreateSnapshot(t.Context(), snap("t", source.ID)); return err },
+		"expand": func() error {
+			_, err := b.ExpandVolume(t.Context(), source.ID, CapacityRange{Required: 2 * gib})
+			return err
+		},
+	} {
+		b.space = func() (int64, int64, error) { return 4 * gib, 4 * gib, nil }
+		b.limits = policy{overcommit: float64(b.promised.Load()+gib) / float64(4*gib)}
+		asked := false
+		b.step = func(step string) error {
+			if step == "truncate image" && !asked {
+				asked = true
+				_, err := b.CreateVolume(t.Context(), spec("late"))
+				if status.Code(err) != codes.ResourceExhausted {
+					t.Errorf("%s: the other one: %v", name, err)
+				}
+			}
+			return nil
+		}
+		if err := make(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		b.step = nil
+		if room, err := b.room(); err != nil || room != 0 {
+			t.Errorf("%s: %d bytes are left, %v", name, room, err)
+		}
 	}
 }
 
