@@ -117,8 +117,9 @@ func (n *nodeServer) thawMarked(ctx context.Context, p *pool, name string, log *
 		return err
 	}
 	var mark frozenMark
-	if err := json.Unmarshal(data, &mark); err != nil {
-		return err
+	if err := json.Unmarshal(data, &mark); err != nil { // no reason to leave all volumes without a node plugin
+		log.Error("volumes may be frozen, and which cannot be read", "file", p.file("groups", name), "error", err)
+		return nil
 	}
 	if mark.NodeID != n.nodeID {
 		return nil // another node's
