@@ -225,7 +225,7 @@ func (s *store[T]) dropCopy(id string) error {
 // there; it may not when the removal fails.
 func (s *store[T]) abandon(id string, err error) error {
 	if undo := s.dropCopy(id); undo != nil {
-		return fmt.Errorf("remove the part of a copy: %w; it failed because of: %v", undo, err)
+		return fmt.Errorf("remove the part of a copy: %w; it failed because of: %s", undo, err.Error())
 	}
 	return err
 }
