@@ -59,6 +59,7 @@ var busyTime = func() time.Duration {
 	return 2 * time.Second
 }()
 
+// oneVolume finds the defects of other rules if the calls come in some order.
 const oneVolume = "controller.parallel.one-volume"
 
 // stuck leaves half of the work behind when a call is given up, by cancel or by

@@ -65,7 +65,8 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also: map[string]string{"node.stage.after-cancel": repeatsToo},
+		also:   map[string]string{"node.stage.after-cancel": repeatsToo},
+		leaves: true,
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",

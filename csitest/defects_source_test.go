@@ -129,14 +129,6 @@ func flip(_, to string) {
 	}
 }
 
-// share makes the copy the same file.
-func share(from, to string) {
-	if data, err := os.ReadFile(to); err == nil && len(data) == dataSize {
-		_ = os.Remove(to)
-		_ = os.Link(from, to)
-	}
-}
-
 // refer makes the copy a way to the source.
 func refer(from, to string) {
 	if data, err := os.ReadFile(to); err == nil && len(data) == dataSize {
@@ -178,12 +170,13 @@ var dataDefects = []defect{
 	},
 	{
 		breaks: "source.restore.separate", does: "a restored volume writes to the snapshot", kernel: true,
-		copied: copies(true, false, share),
+		copied: copies(true, false, refer),
+		also:   map[string]string{"source.restore.data-source-deleted": "it is gone with the snapshot"},
 	},
 	{
 		breaks: "source.clone.separate", does: "a clone is its source", kernel: true,
-		copied: copies(false, false, share),
-		also:   map[string]string{"source.clone.data": "what is written later shows in the clone"},
+		copied: copies(false, false, refer),
+		also:   map[string]string{"source.clone.data": "what is written later shows in the clone", "source.clone.data-source-deleted": "it is gone with the source"},
 	},
 	{
 		breaks: "source.restore.data-source-deleted", does: "a restored volume refers to the snapshot", kernel: true,

@@ -377,7 +377,6 @@ var attachDefects = []defect{
 			"controller.unpublish.after-cancel": "it repeats the call", "controller.unpublish.after-deadline": "it repeats the call",
 			"controller.unpublish.parallel": "it repeats the call",
 		},
-		maybe: oneVolume,
 	},
 	{
 		breaks: "controller.unpublish.every-node", does: "no node_id does nothing",
@@ -406,7 +405,6 @@ var attachDefects = []defect{
 				return resp, err
 			}
 		}(),
-		maybe: oneVolume,
 	},
 }
 
@@ -480,7 +478,6 @@ var expandDefects = []defect{
 			}
 			return err
 		}),
-		maybe: oneVolume,
 	},
 	{
 		breaks: "controller.expand.bad-range", does: "required above limit is taken",
@@ -518,7 +515,7 @@ var snapshotDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there", maybe: oneVolume,
+		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there",
 		unary: fails(func(_ *csi.CreateSnapshotRequest, err error) error {
 			if status.Code(err) == codes.NotFound {
 				return status.Error(codes.Internal, "not there")

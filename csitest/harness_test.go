@@ -21,7 +21,6 @@ type defect struct {
 	breaks string            // the rule
 	does   string            // in words
 	also   map[string]string // other rules that cannot but find it, and why
-	maybe  string            // a rule that finds it if the calls come in some order
 	// unary and stream are around every call, before the driver validates it.
 	unary  grpc.UnaryServerInterceptor
 	stream grpc.StreamServerInterceptor

@@ -194,11 +194,11 @@ func TestWalkFails(t *testing.T) {
 
 func TestLoad(t *testing.T) {
 	endpoint, _ := serve(t)
-	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "load", "-volumes", "20", "-clients", "4")
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "load", "-volumes", "12", "-clients", "4")
 	if !ok || err != nil {
 		t.Fatalf("%v:\n%s", err, out)
 	}
-	has(t, out, "20 volumes with 4 clients: up in ", "p99 ms", "NodePublishVolume                 20       0")
+	has(t, out, "12 volumes with 4 clients: up in ", "p99 ms", "NodePublishVolume                 12       0")
 	if _, ok, err := csicheck(t, "-endpoint", endpoint, "load", "-clients", "0"); ok || err == nil {
 		t.Error("no clients")
 	}
