@@ -174,7 +174,6 @@ var mountDefects = []defect{
 				return resp, err
 			}
 		}(),
-		leaves: true,
 	},
 	{
 		breaks: "node.publish.no-stray-mounts", does: "it mounts for itself as well", kernel: true,

@@ -65,8 +65,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also:   map[string]string{"node.stage.after-cancel": repeatsToo},
-		leaves: true,
+		also: map[string]string{"node.stage.after-cancel": repeatsToo},
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
@@ -285,6 +284,6 @@ var restartDefects = []defect{
 		breaks: "restart.attachments-kept", does: "it forgets where volumes are", forgets: (*refdriver.State).ForgetAttachments,
 		also: map[string]string{"restart.node-goes-on": "the reference does not stage what is not attached"},
 	},
-	{breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode, leaves: true},
+	{breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode},
 	{breaks: "restart.snapshots-kept", does: "it forgets the snapshots", forgets: (*refdriver.State).ForgetSnapshots},
 }

@@ -386,7 +386,6 @@ var attachDefects = []defect{
 			}
 			return nil, nil
 		}),
-		leaves: true, // a driver that lies about it cannot be cleaned up after
 	},
 	{
 		breaks: "controller.unpublish.volume-missing", does: "NOT_FOUND for a volume that is not there",

@@ -27,7 +27,6 @@ type defect struct {
 	// controller is around calls of a second endpoint, which there is only then.
 	controller grpc.UnaryServerInterceptor
 	forgets    func(*refdriver.State) // what a restart loses
-	leaves     bool                   // it cannot be cleaned up after
 	kernel     bool                   // the rule looks at mounts: the driver makes some
 	root       bool                   // a user namespace does not do for it
 	copied     func(from, to string)  // does it to every copy of data, by directories

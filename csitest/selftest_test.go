@@ -176,7 +176,7 @@ func checkDefect(t *testing.T, d defect) {
 			}
 		}
 	}
-	if !d.leaves {
+	if d.breaks == "" { // a defect may be in the way
 		for _, left := range report.NotCleaned {
 			t.Errorf("not cleaned: %s", left)
 		}
