@@ -11,9 +11,11 @@
 //	registration  registers a driver with kubelet, in the place of the sidecar, and keeps it registered
 //	loopdev     loop devices found again by their backing file
 //	blocking    calls that the kernel may block: bounded, single-flight, never lost
-//	csitest     what a test of a CSI driver needs: gates and private mount namespaces, kill at the n-th system call
+//	csitest     finds what is wrong with a driver, in any language; cmd/csicheck does it from the shell
+//	csitest/gate, csitest/crash, csitest/nfsd  what a driver's tests need: private mount namespaces, kills at the n-th system call, an NFS server to break
 //
 // No block takes over main, reads the environment or logs globally, and none
-// needs another one, but for csiserver using csispec and nodeops using
-// blocking. examples/blockdriver is a complete driver assembled from them.
+// needs another one, but for csiserver and csitest using csispec, and nodeops using
+// blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
+// from them.
 package csikit
