@@ -465,14 +465,18 @@ func TestOvercommitAtOnce(t *testing.T) {
 	b.reflink = false
 	source := filled(t, b, "a")
 	mustSnap(t, b, "s", source.ID)
-	for name, make := range map[string]func() error{
-		"volume":   func() error { _, err := b.CreateVolume(t.Context(), spec("b")); return err },
-		"clone":    func() error { _, err := b.CreateVolume(t.Context(), from("c", source.ID)); return err },
-		"snapshot": func() error { _, err := b.CreateSnapshot(t.Context(), snap("t", source.ID)); return err },
-		"expand": func() error {
+	for _, c := range []struct {
+		name string
+		make func() error
+	}{
+		{"volume", func() error { _, err := b.CreateVolume(t.Context(), spec("b")); return err }},
+		{"clone", func() error { _, err := b.CreateVolume(t.Context(), from("c", source.ID)); return err }},
+		{"snapshot", func() error { _, err := b.CreateSnapshot(t.Context(), snap("t", source.ID)); return err }},
+		// Last: copies of the source are as large as it is.
+		{"expand", func() error {
 			_, err := b.ExpandVolume(t.Context(), source.ID, CapacityRange{Required: 2 * gib})
 			return err
-		},
+		}},
 	} {
 		b.space = func() (int64, int64, error) { return 4 * gib, 4 * gib, nil }
 		b.limits = policy{overcommit: float64(b.promised.Load()+gib) / float64(4*gib)}
@@ -482,17 +486,17 @@ func TestOvercommitAtOnce(t *testing.T) {
 				asked = true
 				_, err := b.CreateVolume(t.Context(), spec("late"))
 				if status.Code(err) != codes.ResourceExhausted {
-					t.Errorf("%s: the other one: %v", name, err)
+					t.Errorf("%s: the other one: %v", c.name, err)
 				}
 			}
 			return nil
 		}
-		if err := make(); err != nil {
-			t.Errorf("%s: %v", name, err)
+		if err := c.make(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
 		}
 		b.step = nil
 		if room, err := b.room(); err != nil || room != 0 {
-			t.Errorf("%s: %d bytes are left, %v", name, room, err)
+			t.Errorf("%s: %d bytes are left, %v", c.name, room, err)
 		}
 	}
 }
