@@ -722,8 +722,9 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 			release()
 		}
 	}
-	// Some microseconds of an exec remain, in which the child does have the descriptor.
-	if busy > rounds/30 {
+	// Some microseconds of an exec remain, in which the child does have the descriptor;
+	// more of them on a busy machine.
+	if busy > rounds/10 {
 		t.Errorf("the device was busy in %d of %d rounds", busy, rounds)
 	}
 }
