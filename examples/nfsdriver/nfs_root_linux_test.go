@@ -92,7 +92,7 @@ func TestNFSTree(t *testing.T) {
 			t.Logf("the tree has %s", strings.Join(makeTree(t, c.target("a"), 10, 16<<20), ", "))
 			// As a program on the server may have done:
 			must(t, unix.Setxattr(s.Dir(share+"/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
-			want := withoutAtime(describe(t, s.Dir(share+"/pvc-1")))
+			want := describe(t, s.Dir(share+"/pvc-1"))
 			var id string
 			var restored, clone *csi.Volume
 			must(t, again(func() (err error) {
@@ -106,8 +106,10 @@ func TestNFSTree(t *testing.T) {
 			}))
 			compare := func(subDir string) {
 				t.Helper()
-				got := withoutAtime(describe(t, s.Dir(subDir)))
-				if version != "4.2" { // only that has SEEK: elsewhere holes are where zeros are
+				got := describe(t, s.Dir(subDir))
+				if version == "4.2" { // the atime of this one file differs, nobody knows yet why
+					got["sparse"], want["sparse"] = atime.ReplaceAllString(got["sparse"], ""), atime.ReplaceAllString(want["sparse"], "")
+				} else { // only 4.2 has SEEK: elsewhere holes are where zeros are
 					got["sparse"] = want["sparse"]
 				}
 				compareTrees(t, got, want)
@@ -407,15 +409,6 @@ func (c *co) life(pod, times int) error {
 		c.gone(name + "-clone")
 	}
 	return nil
-}
-
-// withoutAtime: what is read at the server, by a copy that is cut off and goes on, has
-// another one.
-func withoutAtime(tree map[string]string) map[string]string {
-	for name, text := range tree {
-		tree[name] = atime.ReplaceAllString(text, "")
-	}
-	return tree
 }
 
 var atime = regexp.MustCompile(` atime [0-9.]+`)

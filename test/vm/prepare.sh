@@ -21,13 +21,13 @@ unpack() { # directory package...: atomic, so that a cut-off download is made ag
 	shift
 	debs=$(mktemp -d "$cache/debsXXXXXX")
 	(cd "$debs" && apt-get download -qq -o APT::Sandbox::User=root "$@" >&2)
-	mkdir -p "$debs/root/usr/bin" "$debs/root/usr/sbin" "$debs/root/usr/lib" "$debs/root/usr/lib64"
-	for d in bin sbin lib lib64; do ln -s "usr/$d" "$debs/root/$d"; done
+	mkdir -p "$debs/tree/usr/bin" "$debs/tree/usr/sbin" "$debs/tree/usr/lib" "$debs/tree/usr/lib64"
+	for d in bin sbin lib lib64; do ln -s "usr/$d" "$debs/tree/$d"; done
 	for deb in "$debs"/*.deb; do
-		dpkg-deb --fsys-tarfile "$deb" | tar -x --keep-directory-symlink -C "$debs/root"
+		dpkg-deb --fsys-tarfile "$deb" | tar -x --keep-directory-symlink -C "$debs/tree"
 	done
 	rm -rf "$into"
-	mv "$debs/root" "$into"
+	mv "$debs/tree" "$into"
 	rm -r "$debs"
 }
 
