@@ -42,9 +42,11 @@ type run struct {
 	validation       []csispec.Option
 	report           *Report
 
-	mu      sync.Mutex
-	offered map[bool]bool // by whether it is raw block: what trying showed
-	cases   int
+	offering sync.Mutex
+	offered  map[bool]bool // by whether it is raw block: what trying showed
+
+	mu    sync.Mutex // for what follows, and report.NotCleaned
+	cases int
 }
 
 // Check runs the rules against the driver and returns what it found, which is a
@@ -269,7 +271,10 @@ func (r *run) newCase(ctx context.Context, rule Rule) *Case {
 func (r *run) clean(ctx context.Context, c *Case) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.CleanupTimeout)
 	defer cancel()
-	r.report.NotCleaned = append(r.report.NotCleaned, c.cleanup(ctx)...)
+	left := c.cleanup(ctx)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.NotCleaned = append(r.report.NotCleaned, left...)
 }
 
 // removeDir removes kubelet's directories as far as they are empty, never with

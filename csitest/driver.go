@@ -262,12 +262,13 @@ func (r *run) refuseForeign(ctx context.Context) error {
 		"use other storage, or say -foreign-volumes", n, strings.Join(ids, ", "))
 }
 
-// offers tells whether volumes of that kind can be made. The answer is remembered.
+// offers tells whether volumes of that kind can be made. It is tried once, and the
+// answer is remembered; who asks meanwhile waits for it.
 func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 	kind := capability(r)
-	r.mu.Lock()
+	r.offering.Lock()
+	defer r.offering.Unlock()
 	known, tried := r.offered[kind.GetBlock() != nil]
-	r.mu.Unlock()
 	if tried || !createVolume.met(r) {
 		return known
 	}
@@ -280,8 +281,6 @@ func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 		AccessibilityRequirements: r.requirement(),
 	})
 	r.clean(ctx, c)
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.offered[kind.GetBlock() != nil] = status.Code(err) != codes.InvalidArgument
 	return r.offered[kind.GetBlock() != nil]
 }
