@@ -57,12 +57,7 @@ type run struct {
 // When ctx ends the rule under way is ended, cleaned up after, and the rest is
 // reported as not run. Cleaning up has its own time and goes on then.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
-	var selected []Rule
-	for _, rule := range Rules() {
-		if selects(cfg.Rules, rule.ID) {
-			selected = append(selected, rule)
-		}
-	}
+	selected := Rules(cfg.Rules...)
 	if len(selected) == 0 {
 		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(cfg.Rules, ","))
 	}

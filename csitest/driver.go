@@ -69,10 +69,19 @@ func dial(endpoint string) (*grpc.ClientConn, error) {
 	return cc, nil
 }
 
-// ready waits until every endpoint answers Probe with ready.
+// ready waits until every endpoint answers Probe with ready, or a process has exited.
 func (r *run) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
+	for _, p := range r.processes {
+		go func(exited <-chan struct{}) {
+			select {
+			case <-exited:
+				cancel()
+			case <-ctx.Done():
+			}
+		}(p.exited)
+	}
 	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {
 		for {
 			resp, err := csi.NewIdentityClient(cc).Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
@@ -102,7 +111,7 @@ func (r *run) exited() error {
 	for _, p := range r.processes {
 		select {
 		case <-p.exited:
-			return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", p.err, p.log.tail(2<<10))
+			return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", p.err, p.lastWords())
 		default:
 		}
 	}
@@ -178,7 +187,7 @@ func (c *Case) log() []byte {
 	if len(c.run.processes) > 0 {
 		var all []byte
 		for _, p := range c.run.processes {
-			all = append(all, p.log.bytes()...)
+			all = append(all, p.output()...)
 		}
 		return all
 	}

@@ -46,7 +46,12 @@ var (
 	twoEndpoints = Need{"a controller endpoint of its own", "-controller-endpoint", func(r *run) bool { return r.target.ControllerEndpoint != "" }}
 	secondNode   = Need{"a second node", "-second-node", func(r *run) bool { return r.target.SecondNode != "" }}
 	restartable  = Need{"a way to kill and start the driver", "-start or -restart", func(r *run) bool { return len(r.processes) > 0 || r.target.Restart != nil }}
-	driverLog    = Need{"the driver's log", "-start or -log", func(r *run) bool { return len(r.processes) > 0 || r.target.Log != "" }}
+	driverLog    = Need{"the driver's log", "-start or -log", func(r *run) bool {
+		if len(r.processes) == 0 {
+			return r.target.Log != ""
+		}
+		return !slices.ContainsFunc(r.processes, func(p *process) bool { return !p.logs() })
+	}}
 	// kernelView: the mounts that the driver makes show in this process's table.
 	kernelView = Need{"root on the driver's node, with its mounts in sight", "-kernel", func(r *run) bool {
 		return r.cfg.Kernel && runtime.GOOS == "linux"

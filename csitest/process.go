@@ -1,21 +1,22 @@
 package csitest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
-	"sync"
 	"time"
 )
+
+const stopTimeout = 10 * time.Second // for a driver that is asked to end
 
 // A process is a driver that was started here.
 type process struct {
 	command func() *exec.Cmd
 	cmd     *exec.Cmd
-	log     buffer
+	log     *os.File      // what it prints, through all its starts
 	exited  chan struct{} // closed when the process is no more
 	err     error         // valid then
 }
@@ -23,9 +24,23 @@ type process struct {
 func newProcess(command func() *exec.Cmd) *process { return &process{command: command} }
 
 func (p *process) start() error {
+	// A file, not a pipe: what the driver has started and what outlives it, such as the
+	// server of a FUSE file system, may hold it open and go on to write.
+	if p.log == nil {
+		log, err := os.CreateTemp("", "csitest")
+		if err != nil {
+			return fmt.Errorf("csitest: for the driver's output: %w", err)
+		}
+		_ = os.Remove(log.Name()) // not on Windows while it is open: see stop
+		p.log = log
+	}
 	p.cmd, p.exited = p.command(), make(chan struct{})
-	p.cmd.Stdout = tee(p.cmd.Stdout, &p.log)
-	p.cmd.Stderr = tee(p.cmd.Stderr, &p.log)
+	if p.cmd.Stdout == nil {
+		p.cmd.Stdout = p.log
+	}
+	if p.cmd.Stderr == nil {
+		p.cmd.Stderr = p.log
+	}
 	ownGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
 		p.err = err
@@ -41,13 +56,6 @@ func (p *process) start() error {
 	return nil
 }
 
-func tee(w io.Writer, log io.Writer) io.Writer {
-	if w == nil {
-		return log
-	}
-	return io.MultiWriter(w, log)
-}
-
 // kill ends the process and those that it has started with SIGKILL.
 func (p *process) kill() {
 	select {
@@ -57,10 +65,15 @@ func (p *process) kill() {
 	}
 	killGroup(p.cmd)
 	<-p.exited
+	awaitGroup(p.cmd, 2*time.Second) // dead already, but perhaps not gone
 }
 
 // stop lets the process end by itself first, and tells how that went.
 func (p *process) stop() string {
+	defer func() {
+		_ = p.log.Close()
+		_ = os.Remove(p.log.Name())
+	}()
 	select {
 	case <-p.exited:
 		return p.err.Error()
@@ -70,35 +83,33 @@ func (p *process) stop() string {
 	terminate(p.cmd)
 	select {
 	case <-p.exited:
-		return fmt.Sprintf("%v, %.1f s after SIGTERM", p.err, time.Since(begin).Seconds())
-	case <-time.After(10 * time.Second):
+		// A shell ends before the driver that it runs does.
+		if awaitGroup(p.cmd, stopTimeout-time.Since(begin)) {
+			return fmt.Sprintf("%v, %.1f s after SIGTERM", p.err, time.Since(begin).Seconds())
+		}
+		killGroup(p.cmd)
+	case <-time.After(stopTimeout):
+		p.kill()
 	}
-	p.kill()
-	return "killed: it did not end within 10 s of SIGTERM"
+	return fmt.Sprintf("killed: it did not end within %v of SIGTERM", stopTimeout)
 }
 
-// A buffer holds what the driver has printed.
-type buffer struct {
-	mu   sync.Mutex
-	text []byte
+// logs tells whether all that the driver prints is in its log.
+func (p *process) logs() bool { return p.cmd.Stdout == p.log && p.cmd.Stderr == p.log }
+
+// output is what the driver has printed.
+func (p *process) output() []byte {
+	text, err := io.ReadAll(io.NewSectionReader(p.log, 0, math.MaxInt64))
+	if err != nil {
+		panic(fmt.Sprintf("the driver's output: %v", err))
+	}
+	return text
 }
 
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.text = append(b.text, p...)
-	return len(p), nil
-}
-
-func (b *buffer) bytes() []byte {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return bytes.Clone(b.text)
-}
-
-func (b *buffer) tail(n int) []byte {
-	text := b.bytes()
-	return text[max(0, len(text)-n):]
+// lastWords is the end of what the driver has printed.
+func (p *process) lastWords() []byte {
+	text := p.output()
+	return text[max(0, len(text)-2<<10):]
 }
 
 func fileSize(path string) int64 {

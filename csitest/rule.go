@@ -34,9 +34,11 @@ type Rule struct {
 // DefaultTimeout is how long a rule may take that says nothing else.
 const DefaultTimeout = time.Minute
 
-// Rules returns every rule, in the order in which they run.
-func Rules() []Rule {
-	return slices.Concat(
+// Rules returns the rules that one of the patterns selects, or every rule if there
+// is none, in the order in which they run. A pattern is the id of a rule, the
+// beginning of some that ends in a dot ("node."), or a glob.
+func Rules(patterns ...string) []Rule {
+	all := slices.Concat(
 		identityRules,
 		requiredRules,
 		createRules,
@@ -69,15 +71,13 @@ func Rules() []Rule {
 		statusRules,
 		responseRules,
 	)
-}
-
-// selects tells whether one of the patterns is the rule's id, a prefix of it that
-// ends in a dot, or a glob that matches it. No pattern selects all rules.
-func selects(patterns []string, id string) bool {
-	for _, p := range patterns {
-		if matched, _ := path.Match(p, id); matched || p == id || strings.HasSuffix(p, ".") && strings.HasPrefix(id, p) {
-			return true
-		}
+	if len(patterns) == 0 {
+		return all
 	}
-	return len(patterns) == 0
+	return slices.DeleteFunc(all, func(r Rule) bool {
+		return !slices.ContainsFunc(patterns, func(p string) bool {
+			matched, _ := path.Match(p, r.ID)
+			return matched || p == r.ID || strings.HasSuffix(p, ".") && strings.HasPrefix(r.ID, p)
+		})
+	})
 }

@@ -15,8 +15,8 @@ type Target struct {
 	// process.
 	ControllerEndpoint string
 	// Start makes the command that runs the driver. It is called for every start,
-	// and its output is read; the process is killed with -9 by some rules and
-	// started again. Nil if the driver runs already.
+	// and its output is read, unless Stdout and Stderr are set; the process is
+	// killed with -9 by some rules and started again. Nil if the driver runs already.
 	Start func() *exec.Cmd
 	// StartController makes the command that runs the controller plugin, for a
 	// target with a ControllerEndpoint whose processes are both started here.
@@ -35,8 +35,7 @@ type Target struct {
 
 // A Config says how to check. The zero value runs every rule that can run.
 type Config struct {
-	// Rules selects rules by id ("node.publish.readonly-enforced"), by area
-	// ("node.") or by glob. Empty: all.
+	// Rules selects rules, as for func Rules. Empty: all.
 	Rules []string
 	// Prefix begins every name that is given to the driver. Default: csicheck- and
 	// something random.

@@ -81,13 +81,16 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	} else if err != nil {
 		return false, fmt.Errorf("%w; see csicheck -h", err)
 	}
+	if o.rules != "" {
+		o.cfg.Rules = strings.Split(o.rules, ",")
+	}
 	rest := fs.Args()
 	switch {
 	case len(rest) > 0 && rest[0] == "explain":
 		err := explain(stdout, rest[1:])
 		return err == nil, err
 	case o.list:
-		list(stdout, o.rules)
+		list(stdout, o.cfg.Rules)
 		return true, nil
 	}
 	if err := o.finish(fs); err != nil {
@@ -122,7 +125,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
 	fs.StringVar(&o.html, "html", "", "`file` for the report as a page of HTML, with a timeline of the calls for each volume")
-	fs.BoolVar(&o.list, "list", false, "print the rules")
+	fs.BoolVar(&o.list, "list", false, "print the rules, those of -rules if there are any")
 	fs.BoolVar(&c.DryRun, "dry-run", false, "only ask the driver what it can do, and tell which rules would run")
 	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check although the driver has volumes already")
 	fs.StringVar(&c.Prefix, "prefix", "", "`text` that names of volumes and snapshots begin with (default: csicheck- and something random)")
@@ -144,13 +147,13 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 		return errors.New("-start runs the driver, -restart is for one that runs already: use one of them")
 	}
 	if o.start != "" {
-		o.target.Start = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", "exec "+o.start) }
+		o.target.Start = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", o.start) }
 	}
 	if o.startController != "" {
 		if o.start == "" || o.target.ControllerEndpoint == "" {
 			return errors.New("-controller-start runs the controller plugin of a driver with two processes: give -start for the node plugin, and -controller-endpoint")
 		}
-		o.target.StartController = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", "exec "+o.startController) }
+		o.target.StartController = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", o.startController) }
 	}
 	if o.restart != "" {
 		o.target.Restart = func(ctx context.Context) error {
@@ -160,9 +163,6 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 			}
 			return nil
 		}
-	}
-	if o.rules != "" {
-		o.cfg.Rules = strings.Split(o.rules, ",")
 	}
 	switch o.kernel {
 	case "yes":

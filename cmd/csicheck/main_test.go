@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -22,14 +23,36 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func TestMain(m *testing.M) { gate.Main(m) }
+func TestMain(m *testing.M) { gate.Main(m, gate.Role("driver", driverProcess)) }
 
-// serve serves the reference driver, with interceptors, until the test ends.
-func serve(t *testing.T, unary ...grpc.UnaryServerInterceptor) (endpoint, dir string) {
-	dir, err := os.MkdirTemp("", "chk")
+// driverProcess is a driver as a program: its argument is the socket.
+func driverProcess() {
+	os.Remove(os.Args[1]) // of the one that was killed
+	lis, err := net.Listen("unix", os.Args[1])
+	if err == nil {
+		fmt.Println("greeting", os.Getenv("GREETING"))
+		d := &refdriver.Driver{State: refdriver.NewState(), Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+		err = d.Serve(context.Background(), lis, nil, nil)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "chk") // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// serve serves the reference driver, with interceptors, until the test ends.
+func serve(t *testing.T, unary ...grpc.UnaryServerInterceptor) (endpoint, dir string) {
+	dir = socketDir(t)
 	lis, err := net.Listen("unix", filepath.Join(dir, "csi.sock"))
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +66,6 @@ func serve(t *testing.T, unary ...grpc.UnaryServerInterceptor) (endpoint, dir st
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		os.RemoveAll(dir)
 	})
 	return "unix://" + lis.Addr().String(), dir
 }
@@ -149,6 +171,9 @@ func TestWords(t *testing.T) {
 	has(t, out, "Usage:", "-start", "explain")
 	if out, _, _ = csicheck(t, "-list"); strings.Count(out, "\n") < 100 {
 		t.Errorf("-list:\n%s", out)
+	}
+	if out, _, _ = csicheck(t, "-rules", "node.publish.", "-list"); strings.Count(out, "\n") < 10 || strings.Contains(out, "controller.") {
+		t.Errorf("-list of some:\n%s", out)
 	}
 	for _, args := range [][]string{
 		{}, {"-nonsense"}, {"explain", "nonsense"}, {"-endpoint", "unix:///x.sock", "call", "Nonsense"},

@@ -10,10 +10,10 @@ import (
 	"github.com/csikit/csikit/csitest"
 )
 
-// list prints the rules, as a table.
-func list(w io.Writer, patterns string) {
+// list prints the rules that are selected, as a table.
+func list(w io.Writer, patterns []string) {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, r := range csitest.Rules() {
+	for _, r := range csitest.Rules(patterns...) {
 		fmt.Fprintf(tw, "%s\t%s\t%s\n", r.ID, r.Level, r.Title)
 	}
 	tw.Flush()
