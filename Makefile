@@ -3,6 +3,7 @@ GO ?= go
 GOLANGCI_LINT_VERSION := v2.15.0
 # The race detector needs cgo and a C compiler.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
+MODULES := . test/deploy test/kubelet hack/genspec
 export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
 
 .PHONY: help
@@ -64,12 +65,12 @@ test-generated: ## csispec's rules are those of csi.proto (fetches a proto compi
 	$(GO) -C hack/genspec test -timeout 5m ./...
 
 .PHONY: lint
-lint: ## gofmt, go vet, golangci-lint
+lint: ## gofmt, go vet, golangci-lint, in the nested modules too
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	$(GO) vet ./...
+	for m in $(MODULES); do $(GO) -C $$m vet ./... || exit 1; done
 	@golangci-lint version 2>/dev/null | grep -q "$(GOLANGCI_LINT_VERSION:v%=%)" || \
 		{ echo "building golangci-lint $(GOLANGCI_LINT_VERSION)"; $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); }
-	golangci-lint run
+	for m in $(MODULES); do (cd $$m && golangci-lint run) || exit 1; done
 
 .PHONY: cross
 cross: ## build and vet for the other systems, tests included

@@ -46,7 +46,7 @@ func (d *driver) build(ctx context.Context, dir string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-o", d.binary, "./examples/"+d.name)
 	build.Dir = "../.."
 	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("%v: %s", err, out)
+		return fmt.Errorf("%w: %s", err, out)
 	}
 	help, err := exec.CommandContext(ctx, d.binary, "-h").Output()
 	if err != nil {
@@ -117,7 +117,7 @@ func (h *host) finish(ctx context.Context, d *driver, w *workload, n *container)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: w.credential()}
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %q: %v: %s", d.name, args, err, out)
+		return fmt.Errorf("%s %q: %w: %s", d.name, args, err, out)
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	if err := d.ask(answer, p.conn); err != nil {
 		cancel()
 		p.stop()
-		return fmt.Errorf("%s %q: %v\n%s", d.name, args, err, p.log.String())
+		return fmt.Errorf("%s %q: %w\n%s", d.name, args, err, p.log.String())
 	}
 	return nil
 }
@@ -334,7 +334,7 @@ func provision(ctx context.Context, controller csi.ControllerClient, network boo
 	r, err := controller.CreateVolume(ctx, req)
 	if network {
 		if c := status.Convert(err); c.Code() != codes.Unavailable || !strings.Contains(c.Message(), "127.0.0.1:1;") {
-			return fmt.Errorf("StorageClass %s: want UNAVAILABLE, because nothing answers at 127.0.0.1:1: %v", s.Name, err)
+			return fmt.Errorf("StorageClass %s: want UNAVAILABLE, because nothing answers at 127.0.0.1:1: %w", s.Name, err)
 		}
 		return nil
 	}
