@@ -222,6 +222,7 @@ func (n *Node) stats(volumePath string) (Stats, error) {
 		unit = int64(st.Bsize)
 	}
 	return Stats{
+		Source:          m.Source,
 		TotalBytes:      int64(st.Blocks) * unit,
 		AvailableBytes:  int64(st.Bavail) * unit,
 		UsedBytes:       int64(st.Blocks-st.Bfree) * unit,

@@ -147,7 +147,7 @@ func TestStatsWithoutInodes(t *testing.T) {
 	mountFuse(t, target)
 	s, err := n.Stats(t.Context(), "v", target)
 	ok(t, err)
-	if want := (Stats{TotalBytes: 409600, UsedBytes: 409600}); s != want {
+	if want := (Stats{Source: "server", TotalBytes: 409600, UsedBytes: 409600}); s != want {
 		t.Errorf("%+v, want %+v", s, want)
 	}
 }

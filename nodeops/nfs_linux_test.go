@@ -151,12 +151,12 @@ func (f *nfs) write(path, text string) {
 	ok(f.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// What a server refuses is final, and nothing is left of it.
+// What a server does not have is final, and nothing is left of it.
 func TestNFSRefused(t *testing.T) {
 	onEachVersion(t, Config{HelperTimeout: time.Minute}, func(t *testing.T, f *nfs) {
 		r := f.request("p")
 		r.Source = strings.TrimSuffix(f.source, "share") + "missing"
-		wantKind(t, f.node.PublishShare(t.Context(), r), KindInternal, "mount.nfs", "exited with status 32")
+		wantKind(t, f.node.PublishShare(t.Context(), r), KindNotFound, "mount.nfs", "exited with status 32")
 		wantGone(t, r.TargetPath)
 		wantNoHelper(t)
 	})

@@ -36,7 +36,8 @@ type SharePublish struct {
 // likes, the source is not compared, and types that a helper only stands for (such
 // as one that mounts NFS under a name of its own) are not known. A mount that is
 // dead (ENOTCONN, ESTALE, EIO and their like, for which it is asked and may not answer)
-// is taken away and made anew. On an error the target is as it was before, but for
+// is taken away and made anew. A share that the server does not have is KindNotFound,
+// as far as the helper says so. On an error the target is as it was before, but for
 // dead mounts that are gone.
 func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
 	const op = "publish"

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/csikit/csikit/internal/mountapi"
+	"golang.org/x/sys/unix"
 )
 
 func (n *Node) publishShare(ctx context.Context, s share, targetPath string) error {
@@ -93,10 +94,21 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	if err != nil {
 		return err
 	}
-	if status != 0 {
-		return fmt.Errorf("%s exited with status %d: %s", name, status, output)
+	if status == 0 {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("%s exited with status %d: %s", name, status, output)
+	if noShare(output) {
+		return &fault{kind: KindNotFound, err: err}
+	}
+	return err
+}
+
+// noShare: the server has no such directory. A helper's exit status is the same for
+// all that a server may say, so the words of strerror(3) are all there is; where they
+// are others, it is a mount that failed like any other.
+func noShare(output string) bool {
+	return strings.Contains(strings.ToLower(output), unix.ENOENT.Error())
 }
 
 // sharesOf returns the mounts of the share, the one at the target and its propagated

@@ -148,6 +148,19 @@ func TestShareHelperIsMissing(t *testing.T) {
 	}
 }
 
+// What the server does not have, mount.nfs and mount.cifs say with these words alone.
+func TestShareIsMissing(t *testing.T) {
+	n, _, pods := staged(t)
+	for answer, kind := range map[string]Kind{
+		"mount.nfs: mounting server:/share failed, reason given by server: No such file or directory": KindNotFound,
+		"mount error(2): No such file or directory":                                                   KindNotFound,
+		"mount.nfs: access denied by server while mounting server:/share":                             KindInternal,
+	} {
+		helper(t, "tmpfs", "echo '"+answer+"' >&2; exit 32")
+		wantKind(t, n.share(t, filepath.Join(pods, "p"), nil), kind, answer)
+	}
+}
+
 // mount(8): a type with a dot is a file system of FUSE's.
 func TestShareHelperOfASubtype(t *testing.T) {
 	n, _, pods := staged(t)

@@ -9,6 +9,11 @@ import (
 type Stats struct {
 	Block bool // a raw block volume: only TotalBytes is known
 
+	// Source is what is mounted there, as the kernel calls it: a device, or a share as in
+	// "server:/path". By it a driver sees whether that is the volume that it was asked
+	// for. "" for a raw block volume.
+	Source string
+
 	TotalBytes, AvailableBytes, UsedBytes    int64
 	TotalInodes, AvailableInodes, UsedInodes int64 // all zero for a file system that does not count inodes
 
