@@ -130,12 +130,15 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	}
 	var e export
 	if p := req.GetParameters(); p[paramServer] != "" || p[paramShare] != "" {
+		err := knownKeys("parameters", p, volumeParameters)
 		var flags []string
 		for _, capability := range req.GetVolumeCapabilities() {
 			flags = append(flags, capability.GetMount().GetMountFlags()...)
 		}
-		var err error
-		if e, err = exportOf(p, flags); err != nil {
+		if err == nil {
+			e, err = exportOf(p, flags)
+		}
+		if err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}

@@ -249,7 +249,8 @@ func (m *nfsMounts) Mount(e export) (string, error) {
 		// The driver takes no locks, so NFSv3 needs no rpc.statd here.
 		MountFlags: slices.Concat(always, []string{"noexec", "nolock"}, e.options()),
 	})
-	if status.Code(err) == codes.Internal { // the helper's answer, and nothing is mounted
+	switch status.Code(err) {
+	case codes.Internal, codes.NotFound: // the helper's answer, and nothing is mounted
 		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
 	}
 	if err != nil {

@@ -30,6 +30,7 @@ case ",$4," in *,ro,*) flags=$flags,ro ;; esac
 case ",$4," in *,suid,*) ;; *,nosuid,*) flags=$flags,nosuid ;; esac
 case ",$4," in *,nodev,*) flags=$flags,nodev ;; esac
 case ",$4," in *,noexec,*) flags=$flags,noexec ;; esac
+case ",$4," in *,noatime,*) flags=$flags,noatime ;; esac
 exec mount -i -n -t overlay -o "$flags" "$1" "$2"
 `
 

@@ -78,6 +78,19 @@ func TestNFSSanity(t *testing.T) {
 	wantShare(t, s.Dir("share"))
 }
 
+// TestNFSRules is TestRules with a server.
+func TestNFSRules(t *testing.T) {
+	s := nfsd.Start(t)
+	source := s.Export("share", writable)
+	t.Run("grace", func(t *testing.T) { newCO(t, startNFS(t), classOf(s, "share")).graceful() })
+	dir := t.TempDir()
+	checkRules(t, classOf(s, "share"), 1<<20, "nfsdriver", "-exports", source, "-mount-dir", dir)
+	wantShare(t, s.Dir("share"))
+	if m := mountsBelow(t, dir); len(m) > 0 {
+		t.Errorf("mounts are left: %v", m)
+	}
+}
+
 // A tree with every kind of file survives a snapshot and its restore, and a clone.
 func TestNFSTree(t *testing.T) {
 	s := nfsd.Start(t)

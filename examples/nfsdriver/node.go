@@ -112,8 +112,9 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 
 // NodeGetVolumeStats tells about the export and not about the volume: NFS knows no more.
 func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	// One question hangs as well as a hundred: while the server is left alone, it gets none.
-	if ref, err := parseVolumeID(req.GetVolumeId()); err == nil {
+	ref, notOurs := parseVolumeID(req.GetVolumeId())
+	if notOurs == nil {
+		// One question hangs as well as a hundred: while the server is left alone, it gets none.
 		if err := n.servers.Allow(ref.Server); err != nil {
 			return nil, err
 		}
@@ -121,6 +122,9 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
 	if err != nil {
 		return nil, err
+	}
+	if want := ref.source(ref.SubDir); notOurs == nil && s.Source != want {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s: what is mounted there is %s, and not %s", req.GetVolumeId(), req.GetVolumePath(), s.Source, want)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
 		Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes,

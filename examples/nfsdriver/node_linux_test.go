@@ -59,7 +59,7 @@ func TestPublish(t *testing.T) {
 	c.gone("a")
 	refused(t, c.stats(v, "a"), codes.NotFound, "")
 	must(t, c.delete(v.GetVolumeId()))
-	refused(t, c.publish(v, "a"), codes.Internal, "No such file or directory")
+	refused(t, c.publish(v, "a"), codes.NotFound, "No such file or directory")
 	c.gone("a")
 	wantShare(t, filepath.Join(shares, "a"))
 }

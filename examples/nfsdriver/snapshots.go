@@ -257,32 +257,49 @@ func (s *store) allow(name string, a access) error {
 	return s.own.Chmod(name, mode)
 }
 
-// copyInto copies a volume or a snapshot, which may be on another export of the same
-// server: of another one it could hang on both.
+// copyInto copies a volume or a snapshot.
 func (b *dirBackend) copyInto(j *job, s *store, data, sourceID string, stamp func()) error {
+	return b.useSource(s, sourceID, func(in *os.File, _ int64) error {
+		out, err := s.own.Open(data)
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		return copyTree(out, in, func(files, bytes int64) {
+			j.Progress(files, bytes)
+			stamp()
+		})
+	})
+}
+
+// useSource runs fn with the directory of a volume or a snapshot and its capacity. It
+// may be on another export of the same server: of another one it could hang on both.
+func (b *dirBackend) useSource(s *store, sourceID string, fn func(in *os.File, capacity int64) error) error {
 	var from export
-	var open func(*store) (*os.File, error)
+	var open func(*store) (*os.File, int64, error)
 	if ref, err := parseSnapshotID(sourceID); err == nil {
 		from = ref.export
-		open = func(src *store) (*os.File, error) {
+		open = func(src *store) (*os.File, int64, error) {
 			r, err := src.readSnapshot(path.Join(dirSnapshots, ref.Key+extRecord))
 			if err != nil {
-				return nil, err
+				return nil, 0, err
 			}
 			place := path.Join(storeName, dirSnapshots, ref.Key)
 			if err := src.place(path.Join(storeName, r.temp(), "data"), place, r.Inode); err != nil {
-				return nil, err
+				return nil, 0, err
 			}
-			return src.root.Open(place)
+			in, err := src.root.Open(place)
+			return in, r.SizeBytes, err
 		}
 	} else if ref, err := parseVolumeID(sourceID); err == nil {
 		from = ref.export
-		open = func(src *store) (*os.File, error) {
+		open = func(src *store) (*os.File, int64, error) {
 			r, err := src.volume(ref)
 			if err != nil {
-				return nil, err
+				return nil, 0, err
 			}
-			return src.openVolume(r)
+			in, err := src.openVolume(r)
+			return in, r.CapacityBytes, err
 		}
 	} else {
 		return fmt.Errorf("source %q %w", sourceID, errNotFound)
@@ -294,19 +311,11 @@ func (b *dirBackend) copyInto(j *job, s *store, data, sourceID string, stamp fun
 		if err := src.open(); err != nil {
 			return fmt.Errorf("source %q: %w", sourceID, err)
 		}
-		in, err := open(src)
+		in, capacity, err := open(src)
 		if err != nil {
 			return fmt.Errorf("source %q: %w", sourceID, err)
 		}
 		defer in.Close()
-		out, err := s.own.Open(data)
-		if err != nil {
-			return err
-		}
-		defer out.Close()
-		return copyTree(out, in, func(files, bytes int64) {
-			j.Progress(files, bytes)
-			stamp()
-		})
+		return fn(in, capacity)
 	})
 }

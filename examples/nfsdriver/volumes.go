@@ -183,7 +183,17 @@ func (s *store) checkPlace(spec VolumeSpec) error {
 // make builds the directory beside its place, and then the record: from there on the
 // volume exists.
 func (b *dirBackend) make(j *job, s *store, spec VolumeSpec, temp string) (volumeRecord, error) {
-	size, err := s.chooseSize(spec.Capacity, 0)
+	var content int64
+	if spec.SourceID != "" {
+		err := b.useSource(s, spec.SourceID, func(_ *os.File, capacity int64) error {
+			content = capacity
+			return nil
+		})
+		if err != nil {
+			return volumeRecord{}, err
+		}
+	}
+	size, err := s.chooseSize(spec.Capacity, content)
 	if err != nil {
 		return volumeRecord{}, err
 	}
@@ -259,7 +269,7 @@ func ignoreMissing(err error) error {
 func (s *store) chooseSize(r CapacityRange, has int64) (int64, error) {
 	size := max(r.Required, has)
 	if !r.contains(size) {
-		return 0, fmt.Errorf("%w: the volume has %d bytes, and at most %d are wanted", errOutOfRange, size, r.Limit)
+		return 0, fmt.Errorf("%w: the volume, or its source, has %d bytes, and at most %d are wanted", errOutOfRange, size, r.Limit)
 	}
 	total, _, err := s.statfs()
 	if err != nil {

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/csikit/csikit/csitest"
+	"github.com/csikit/csikit/csitest/gate"
+)
+
+// TestRules checks the driver as a program of its own, which is killed and started,
+// with a directory in the place of the server.
+func TestRules(t *testing.T) {
+	shares := newShares(t)
+	checkRules(t, localClass, 1<<20, "localdriver", "-exports", localExports)
+	wantShare(t, filepath.Join(shares, "a"))
+}
+
+// checkRules runs all rules of csitest for the driver that has this role.
+func checkRules(t *testing.T, class map[string]string, size int64, role string, args ...string) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "s"), 0o700))
+	endpoint := "unix://" + filepath.Join(dir, "s", "csi.sock")
+	args = append([]string{"-endpoint", endpoint, "-node-id", "node", "-drain-timeout", "5s"}, args...)
+	report, err := csitest.Check(t.Context(), csitest.Target{
+		Endpoint:   endpoint,
+		Start:      func() *exec.Cmd { return gate.RoleCommand(t.Context(), role, args...) },
+		SecondNode: "other",
+	}, csitest.Config{Dir: dir, Size: size, Kernel: true, Parameters: class})
+	must(t, err)
+	for _, x := range report.Results { // a SHOULD that fails is a failure here
+		failed := x.Outcome == csitest.Failed || x.Outcome == csitest.Broken
+		if why, known := notKept[x.Rule.ID]; known != failed {
+			t.Errorf("%s: %s\n%s%v %s", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures, why)
+		}
+	}
+	for _, left := range report.NotCleaned {
+		t.Errorf("left behind: %s", left)
+	}
+	for _, x := range report.With(csitest.NotRun) {
+		if x.Flag != "-controller-endpoint" {
+			t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
+		}
+	}
+	t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
+}
+
+// notKept are rules that the driver breaks, each a SHOULD, and why.
+var notKept = map[string]string{
+	"controller.delete.late":          idOfName,
+	"controller.snapshot.late-delete": idOfName,
+}
+
+const idOfName = "an ID follows from the name: what is made anew under it has the ID of what was deleted"
