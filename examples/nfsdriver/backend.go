@@ -125,6 +125,9 @@ var (
 	errInvalid    = errors.New("invalid")
 	errRefused    = errors.New("refused") // somebody has to act
 	errDamaged    = errors.New("damaged")
+
+	// errMounted: the volume is no whole.
+	errMounted = fmt.Errorf("%w: something else is mounted there, which is not the volume's; unmount it on the server", errRefused)
 )
 
 // codeOf is the one place where failures become gRPC codes. The errnos are those that

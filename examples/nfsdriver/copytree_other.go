@@ -14,4 +14,8 @@ func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
 
 func inodeOf(fs.FileInfo) uint64 { return 0 }
 
+const pathOnly = os.O_RDONLY
+
+func sameMount(a, b *os.File) error { return errors.ErrUnsupported }
+
 func statfs(*os.File) (total, free int64, err error) { return 0, 0, errors.ErrUnsupported }

@@ -4,7 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -37,23 +37,13 @@ func (s *store) throwAway(name string) error {
 // killed.
 func (s *store) emptyTrash(j *job) error {
 	// Opened once more by itself: nothing outside of it is in reach.
-	trash, err := s.own.OpenRoot(dirTrash)
-	if err != nil {
-		return err
-	}
-	defer trash.Close()
-	return removeAll(trash, j)
+	return within(s.own, dirTrash, func(trash *os.Root) error { return removeAll(trash, j) })
 }
 
-// removeAll removes what is below a directory. What cannot be removed is left, and is
-// in the error; the rest goes.
+// removeAll removes what is below a directory, but for what is mounted there: that is
+// not the volume's. What cannot be removed is left, and is in the error; the rest goes.
 func removeAll(dir *os.Root, j *job) error {
-	f, err := dir.Open(".")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	entries, err := f.ReadDir(-1) // all first: a server may lose its place in what changes
+	entries, err := readEntries(dir) // all first: a server may lose its place in what changes
 	errs := []error{err}
 	for _, e := range entries {
 		if e.IsDir() {
@@ -71,9 +61,23 @@ func removeAll(dir *os.Root, j *job) error {
 	return errors.Join(errs...)
 }
 
+func readEntries(dir *os.Root) ([]fs.DirEntry, error) {
+	f, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.ReadDir(-1)
+}
+
+// within opens a directory in dir, with the rights that its owner may have taken away.
+// Where something else is mounted, fn is not called.
 func within(dir *os.Root, name string, fn func(*os.Root) error) error {
 	sub, err := dir.OpenRoot(name)
-	if errors.Is(err, fs.ErrPermission) { // its owner took the rights away
+	if errors.Is(err, fs.ErrPermission) {
+		if err := notMounted(dir, dir, name); err != nil {
+			return err
+		}
 		if err := dir.Chmod(name, 0o700); err != nil {
 			return err
 		}
@@ -83,7 +87,25 @@ func within(dir *os.Root, name string, fn func(*os.Root) error) error {
 		return err
 	}
 	defer sub.Close()
+	if err := notMounted(dir, sub, "."); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
 	return fn(sub)
+}
+
+// notMounted returns an error if a directory, seen from another one, is a mount point.
+func notMounted(dir, sub *os.Root, name string) error {
+	a, err := dir.OpenFile(".", pathOnly, 0)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	b, err := sub.OpenFile(name, pathOnly, 0)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	return sameMount(a, b)
 }
 
 // tidy finishes what a killed process began and nobody may ask for again: deletions,

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"golang.org/x/sys/unix"
+)
+
+// mountWithFile mounts something with a file in it: a file system of its own, or a
+// directory of the same one.
+func mountWithFile(t *testing.T, at, kind string) (file string) {
+	t.Helper()
+	must(t, os.Mkdir(at, 0o755))
+	if kind == "bind" {
+		other := t.TempDir()
+		must(t, unix.Mount(other, at, "", unix.MS_BIND, ""))
+	} else {
+		must(t, unix.Mount("tmpfs", at, "tmpfs", 0, ""))
+	}
+	file = filepath.Join(at, "precious")
+	must(t, os.WriteFile(file, nil, 0o600))
+	return file
+}
+
+// What is mounted inside of a volume, as a server may show it, is not the volume's:
+// deleting stops there, and goes on when it has gone.
+func TestDeleteStopsAtMounts(t *testing.T) {
+	gate.UserNS(t)
+	for _, kind := range []string{"tmpfs", "bind"} {
+		t.Run(kind, func(t *testing.T) {
+			c, share := newLocalController(t)
+			v := c.mustCreate("pvc-1")
+			must(t, os.MkdirAll(filepath.Join(share, "pvc-1", "a"), 0o755))
+			file := mountWithFile(t, filepath.Join(share, "pvc-1", "a", "mounted"), kind)
+			must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+			must(t, c.delete(v.GetVolumeId()))
+			left := func(pattern string) []string {
+				names, err := filepath.Glob(filepath.Join(share, storeName, dirTrash, pattern))
+				must(t, err)
+				return names
+			}
+			for len(left("*/file")) > 0 { // or the test times out
+				time.Sleep(time.Millisecond)
+			}
+			files := left("*/a/mounted/precious")
+			if len(files) != 1 {
+				t.Fatalf("%s is gone, and there is %q", file, left("*"))
+			}
+			must(t, unix.Unmount(filepath.Dir(files[0]), 0))
+			wantShare(t, share)
+		})
+	}
+}
