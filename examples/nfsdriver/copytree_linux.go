@@ -22,9 +22,11 @@ import (
 // removed. While src is in use the copy is no point in time: each file is copied
 // as it is when its turn comes, and files that vanish before are left out.
 //
-// It follows no symbolic link and opens no special file. Below the two directories
-// each name is looked up by itself in a directory that is open, so nothing that
-// somebody does in the tree meanwhile leads out of it.
+// It follows no symbolic link, opens no special file, and fails with errMounted where
+// something else is mounted: that is not what was to be copied, and a copy without it
+// would not be one. Below the two directories each name is looked up by itself in a
+// directory that is open, so nothing that somebody does in the tree meanwhile leads
+// out of it.
 func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
 	there, err := dst.Readdirnames(1)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -185,6 +187,9 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string) error {
 		return err
 	}
 	defer from.Close()
+	if err := sameMount(src, from); err != nil {
+		return err
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(from.Fd()), &st); err != nil {
 		return err
@@ -221,6 +226,9 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 	}
 	if now.Mode&unix.S_IFMT != unix.S_IFREG || now.Ino != st.Ino {
 		return errChanged
+	}
+	if err := sameMount(src, from); err != nil {
+		return err
 	}
 	*st = now
 	to, err := openIn(dst, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)

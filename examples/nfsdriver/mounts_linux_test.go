@@ -8,6 +8,7 @@ import (
 
 	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
 )
 
 // mountWithFile mounts something with a file in it: a file system of its own, or a
@@ -52,6 +53,24 @@ func TestDeleteStopsAtMounts(t *testing.T) {
 			}
 			must(t, unix.Unmount(filepath.Dir(files[0]), 0))
 			wantShare(t, share)
+		})
+	}
+}
+
+// Nor is it copied: a copy without it would be none.
+func TestCopyRefusesMounts(t *testing.T) {
+	gate.UserNS(t)
+	for _, kind := range []string{"tmpfs", "bind"} {
+		t.Run(kind, func(t *testing.T) {
+			c, share := newLocalController(t)
+			v := c.mustCreate("pvc-1")
+			file := mountWithFile(t, filepath.Join(share, "pvc-1", "mounted"), kind)
+			_, err := c.snapshot("snap", v.GetVolumeId())
+			refused(t, err, codes.FailedPrecondition, "mounted")
+			_, err = c.create("pvc-2", "volume", v.GetVolumeId())
+			refused(t, err, codes.FailedPrecondition, "mounted")
+			must(t, unix.Unmount(filepath.Dir(file), 0))
+			wantShare(t, share, "pvc-1")
 		})
 	}
 }

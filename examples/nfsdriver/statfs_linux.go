@@ -20,22 +20,22 @@ func inodeOf(info fs.FileInfo) uint64 {
 // pathOnly opens a directory for its attributes alone, whatever its mode.
 const pathOnly = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW
 
-// sameMount returns errMounted if two open directories are not in one file system, or
-// are by two mounts of one. Only since Linux 5.8 the latter is known.
-func sameMount(a, b *os.File) error {
-	var have [2]struct {
-		stat unix.Stat_t
-		more unix.Statx_t
-	}
-	for i, f := range []*os.File{a, b} {
-		if err := unix.Fstat(int(f.Fd()), &have[i].stat); err != nil {
-			return os.NewSyscallError("fstat", err)
-		}
-		if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &have[i].more); err != nil && !errors.Is(err, unix.ENOSYS) {
+// sameMount returns errMounted if a directory and what was found in it are not in one
+// file system, or are by two mounts of one, which is known since Linux 5.8. It asks no
+// server.
+func sameMount(dir, found *os.File) error {
+	var have [2]unix.Statx_t
+	for i, f := range []*os.File{dir, found} {
+		if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_MNT_ID, &have[i]); err != nil {
 			return os.NewSyscallError("statx", err)
 		}
 	}
-	if have[0].stat.Dev != have[1].stat.Dev || have[0].more.Mnt_id != have[1].more.Mnt_id {
+	a, b := have[0], have[1]
+	if a.Mnt_id != b.Mnt_id {
+		return errMounted
+	}
+	// An overlay shows some of its files with the number of another device.
+	if b.Mode&unix.S_IFMT == unix.S_IFDIR && (a.Dev_major != b.Dev_major || a.Dev_minor != b.Dev_minor) {
 		return errMounted
 	}
 	return nil
