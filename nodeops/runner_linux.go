@@ -11,6 +11,7 @@ import (
 	osexec "os/exec"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,6 +36,7 @@ func (runner) Command(name string, args ...string) exec.Cmd {
 
 func (runner) CommandContext(ctx context.Context, name string, args ...string) exec.Cmd {
 	c := &cmd{Cmd: osexec.CommandContext(ctx, name, args...)}
+	_, c.bounded = ctx.Deadline()
 	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error {
 		c.killed = true
@@ -45,7 +47,8 @@ func (runner) CommandContext(ctx context.Context, name string, args ...string) e
 
 type cmd struct {
 	*osexec.Cmd
-	killed bool // written before Wait returns
+	bounded bool // it may be killed
+	killed  bool // written before Wait returns
 }
 
 func (c *cmd) SetDir(dir string)       { c.Dir = dir }
@@ -59,7 +62,17 @@ func (c *cmd) Stop() {
 	}
 }
 
-func (c *cmd) Run() error              { return c.ended(c.Cmd.Run()) }
+// Run kills what may be killed when this process dies: a mount helper that goes on would
+// mount on top of what the next process has mounted by then.
+func (c *cmd) Run() error {
+	if c.bounded {
+		runtime.LockOSThread() // prctl(2): the parent is the thread
+		defer runtime.UnlockOSThread()
+		c.SysProcAttr.Pdeathsig = unix.SIGKILL
+	}
+	return c.ended(c.Cmd.Run())
+}
+
 func (c *cmd) Wait() error             { return c.ended(c.Cmd.Wait()) }
 func (c *cmd) Output() ([]byte, error) { b, err := c.Cmd.Output(); return b, c.ended(err) }
 func (c *cmd) CombinedOutput() ([]byte, error) {

@@ -28,7 +28,8 @@ type SharePublish struct {
 // PublishShare mounts the network file system at the target path, which it makes,
 // by its mount helper. A helper that has not ended after Config.HelperTimeout is
 // killed with all the processes that it started, and nothing of it goes on: what
-// comes back is DEADLINE_EXCEEDED, and the target is as it was before.
+// comes back is DEADLINE_EXCEEDED, and the target is as it was before. A helper dies with
+// this process as well.
 //
 // It is idempotent. What is mounted at the target already must have the same
 // source, type, access, mount flags, protocol version and security flavour, or it is

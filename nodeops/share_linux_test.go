@@ -2,8 +2,10 @@ package nodeops
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -229,6 +231,40 @@ func TestShareHelperThatHangs(t *testing.T) {
 		helper(t, "tmpfs", mounts+"; sleep 600")
 		ok(t, n.share(t, target, nil))
 	})
+}
+
+func init() {
+	roles = append(roles, gate.Role("publish", func() {
+		n, err := New(Config{})
+		if err == nil {
+			err = n.PublishShare(context.Background(), SharePublish{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: os.Args[1]})
+		}
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}))
+}
+
+// A helper that outlives a driver which is killed mounts on top of what the next driver
+// has mounted.
+func TestShareHelperDiesWithTheDriver(t *testing.T) {
+	_, _, pods := staged(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	ok(t, unix.Mkfifo(fifo, 0o600))
+	helper(t, "tmpfs", fmt.Sprintf("exec 3>%s; echo hello >&3; exec sleep 600", fifo))
+	driver := gate.RoleCommand(context.Background(), "publish", filepath.Join(pods, "p"))
+	driver.Stderr = os.Stderr
+	ok(t, driver.Start())
+	helper, err := os.Open(fifo)
+	ok(t, err)
+	defer helper.Close()
+	hello := make([]byte, len("hello\n"))
+	_, err = io.ReadFull(helper, hello)
+	ok(t, err)
+	ok(t, driver.Process.Kill())
+	_ = driver.Wait()
+	if _, err := helper.Read(hello); !errors.Is(err, io.EOF) { // once it is dead
+		t.Error(err)
+	}
 }
 
 // INTERNAL is final for kubelet: nothing may be mounted after it.
