@@ -74,3 +74,20 @@ func TestCopyRefusesMounts(t *testing.T) {
 		})
 	}
 }
+
+// A volume is in the file system of the export: nothing is moved to another one.
+func TestVolumesInMounts(t *testing.T) {
+	gate.UserNS(t)
+	for _, kind := range []string{"tmpfs", "bind"} {
+		t.Run(kind, func(t *testing.T) {
+			c, share := newLocalController(t)
+			file := mountWithFile(t, filepath.Join(share, "mounted"), kind)
+			_, err := c.create("pvc-1", paramSubDir, "mounted/pvc-1")
+			refused(t, err, codes.FailedPrecondition, "mounted")
+			must(t, os.Remove(file))
+			must(t, unix.Unmount(filepath.Dir(file), 0))
+			must(t, os.Remove(filepath.Dir(file)))
+			wantShare(t, share)
+		})
+	}
+}

@@ -69,7 +69,18 @@ func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef)
 	if r.Name != snap.Name || r.VolumeID != snap.VolumeID {
 		return snap, fmt.Errorf("snapshot %s %w: it is of volume %q", r.ID, errConflict, r.VolumeID)
 	}
-	return r.Snapshot, s.place(path.Join(storeName, r.temp(), "data"), path.Join(storeName, key), r.Inode)
+	return r.Snapshot, s.placeSnapshot(r, key)
+}
+
+func (s *store) placeSnapshot(r snapshotRecord, key string) error {
+	return s.changing(func() error {
+		dir, err := openDirectory(s.own, dirSnapshots)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		return s.place(r.temp(), dir, path.Base(key), path.Join(storeName, key), r.Inode)
+	})
 }
 
 func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string) (snapshotRecord, error) {
@@ -142,10 +153,10 @@ func (s *store) finishDeleteSnapshot(key string) error {
 		return nil
 	}
 	if err == nil {
-		err = s.throwAway(path.Join(storeName, r.temp()))
+		err = s.throwAway(s.own, r.temp())
 	}
 	if err == nil {
-		err = s.throwAway(path.Join(storeName, key))
+		err = s.throwAway(s.own, key)
 	}
 	if err != nil {
 		return err
@@ -182,7 +193,7 @@ func (b *dirBackend) fill(j *job, s *store, temp, sourceID string, a access) (ui
 	data := path.Join(temp, "data")
 	inode, err := func() (uint64, error) {
 		for _, name := range []string{temp, data} {
-			if err := s.own.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			if err := ignoreExisting(s.own.Mkdir(name, 0o700)); err != nil {
 				return 0, err
 			}
 		}
@@ -200,10 +211,10 @@ func (b *dirBackend) fill(j *job, s *store, temp, sourceID string, a access) (ui
 		if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
 			return 0, err
 		}
-		return s.isDirectory(path.Join(storeName, data))
+		return s.isDirectory(s.own, data, path.Join(storeName, data))
 	}()
 	if err != nil && finalError(err) {
-		err = errors.Join(err, s.throwAway(path.Join(storeName, temp)))
+		err = errors.Join(err, s.throwAway(s.own, temp))
 		b.clean(s.export)
 	}
 	return inode, err
@@ -284,11 +295,11 @@ func (b *dirBackend) useSource(s *store, sourceID string, fn func(in *os.File, c
 			if err != nil {
 				return nil, 0, err
 			}
-			place := path.Join(storeName, dirSnapshots, ref.Key)
-			if err := src.place(path.Join(storeName, r.temp(), "data"), place, r.Inode); err != nil {
+			key := path.Join(dirSnapshots, ref.Key)
+			if err := src.placeSnapshot(r, key); err != nil {
 				return nil, 0, err
 			}
-			in, err := src.root.Open(place)
+			in, err := openMade(src.own, key, r.Inode)
 			return in, r.SizeBytes, err
 		}
 	} else if ref, err := parseVolumeID(sourceID); err == nil {

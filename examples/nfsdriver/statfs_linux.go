@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"os"
+	"path"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,24 @@ func sameMount(dir, found *os.File) error {
 	// An overlay shows some of its files with the number of another device.
 	if b.Mode&unix.S_IFMT == unix.S_IFDIR && (a.Dev_major != b.Dev_major || a.Dev_minor != b.Dev_minor) {
 		return errMounted
+	}
+	return nil
+}
+
+// move renames what is in one directory into another one.
+func move(from *os.Root, name string, to *os.Root, as string) error {
+	a, err := from.Open(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	b, err := to.Open(".")
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := unix.Renameat(int(a.Fd()), path.Base(name), int(b.Fd()), as); err != nil {
+		return &os.LinkError{Op: "rename", Old: name, New: as, Err: err}
 	}
 	return nil
 }

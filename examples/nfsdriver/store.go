@@ -38,8 +38,9 @@ type store struct {
 	mu  sync.Mutex
 	own *os.Root // storeName; nil until open or create
 
-	// change is held between looking what is at a subDir and moving something there
-	// or away, so that a deletion does not take its successor.
+	// change is held while it is decided what is at a subDir, and something is moved
+	// there or away: a deletion must not take its successor, and of two volumes one
+	// must not get into the other.
 	change *sync.Mutex
 }
 
@@ -91,9 +92,9 @@ func (s *store) open() error {
 	if !info.IsDir() {
 		return fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(storeName))
 	}
-	own, err := s.root.OpenRoot(storeName)
+	own, err := openDirectory(s.root, storeName)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", s.where(storeName), err)
 	}
 	defer func() {
 		if own != nil {
@@ -133,10 +134,10 @@ func (s *store) create() error {
 	if !errors.Is(err, errNotFound) {
 		return err
 	}
-	if err := s.root.Mkdir(storeName, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := ignoreExisting(s.root.Mkdir(storeName, 0o700)); err != nil {
 		return err
 	}
-	own, err := s.root.OpenRoot(storeName)
+	own, err := openDirectory(s.root, storeName)
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (s *store) create() error {
 		}
 	}
 	for _, name := range storeDirs {
-		if err := own.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		if err := ignoreExisting(own.Mkdir(name, 0o700)); err != nil {
 			return err
 		}
 	}
@@ -159,7 +160,7 @@ func (s *store) create() error {
 	if err != nil {
 		return err
 	}
-	if err := writeNew(own, "marker", data); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := ignoreExisting(writeNew(own, "marker", data)); err != nil {
 		return err
 	}
 	if err := errors.Join(syncDir(own, "."), syncDir(s.root, ".")); err != nil {
@@ -171,15 +172,107 @@ func (s *store) create() error {
 // where is for people who read an error.
 func (s *store) where(parts ...string) string { return s.source(path.Join(parts...)) }
 
-// isDirectory returns the directory's inode number, fs.ErrNotExist if there is nothing.
+// changing runs fn with change held.
+func (s *store) changing(fn func() error) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	return fn()
+}
+
+// parentOf opens the directory that subDir is in, and returns the last part of the path:
+// fs.ErrNotExist if there is none. Every part has to be a directory of this file system and
+// no link, because others may write beside volumes: they must not lead the driver
+// to something else in the export.
+func (s *store) parentOf(subDir string) (*os.Root, string, error) {
+	dir, err := s.root.OpenRoot(".")
+	if err != nil {
+		return nil, "", err
+	}
+	parts := strings.Split(subDir, "/")
+	last := len(parts) - 1
+	for i, part := range parts[:last] {
+		sub, err := openDirectory(dir, part)
+		dir.Close()
+		if err != nil {
+			return nil, "", fmt.Errorf("%s: %w", s.where(parts[:i+1]...), err)
+		}
+		dir = sub
+	}
+	return dir, parts[last], nil
+}
+
+// makeParents makes the directories that subDir is in, as far as they are not there.
+func (s *store) makeParents(subDir string) error {
+	parent := path.Dir(subDir)
+	if parent == "." {
+		return nil
+	}
+	if err := s.makeParents(parent); err != nil {
+		return err
+	}
+	dir, name, err := s.parentOf(parent)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := dir.Mkdir(name, 0o755); err != nil {
+		return ignoreExisting(err)
+	}
+	return syncDir(dir, ".")
+}
+
+// openDirectory opens a directory in dir. errRefused: it is a link, another kind of file,
+// or a mount point. Nobody can exchange it meanwhile.
+func openDirectory(dir *os.Root, name string) (*os.Root, error) {
+	info, err := dir.Lstat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("%w: it is not a directory", errRefused)
+	}
+	sub, err := dir.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	err = notMounted(dir, sub, ".")
+	if err == nil {
+		var opened fs.FileInfo
+		if opened, err = sub.Stat("."); err == nil && !os.SameFile(info, opened) {
+			err = errBusy
+		}
+	}
+	if err != nil {
+		sub.Close()
+		return nil, err
+	}
+	return sub, nil
+}
+
+// notMounted returns an error if a directory, seen from another one, is a mount point.
+func notMounted(dir, sub *os.Root, name string) error {
+	a, err := dir.OpenFile(".", pathOnly, 0)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	b, err := sub.OpenFile(name, pathOnly, 0)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	return sameMount(a, b)
+}
+
+// isDirectory returns the inode number of a directory, fs.ErrNotExist if there is nothing.
 // A link to one is none.
-func (s *store) isDirectory(name string) (uint64, error) {
-	info, err := s.root.Lstat(name)
+func (s *store) isDirectory(dir *os.Root, name, shown string) (uint64, error) {
+	info, err := dir.Lstat(name)
 	if err != nil {
 		return 0, err
 	}
 	if !info.IsDir() {
-		return 0, fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(name))
+		return 0, fmt.Errorf("%w: %s is not a directory", errDamaged, s.where(shown))
 	}
 	return inodeOf(info), nil
 }
@@ -262,6 +355,20 @@ func syncDir(dir *os.Root, name string) error {
 		return err
 	}
 	return errors.Join(f.Sync(), f.Close())
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func ignoreExisting(err error) error {
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }
 
 func readNames(dir *os.Root, name string) ([]string, error) {

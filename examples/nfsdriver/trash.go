@@ -22,15 +22,20 @@ const writtenAfter = time.Hour
 
 // throwAway moves a directory into the trash, whole and at once, if it is there.
 // Emptying the trash may take hours, and nobody waits for it.
-func (s *store) throwAway(name string) error {
-	err := s.root.Rename(name, path.Join(storeName, dirTrash, path.Base(name)+"."+rand.Text()))
+func (s *store) throwAway(dir *os.Root, name string) error {
+	trash, err := openDirectory(s.own, dirTrash)
+	if err != nil {
+		return err
+	}
+	defer trash.Close()
+	err = move(dir, name, trash, path.Base(name)+"."+rand.Text())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return errors.Join(syncDir(s.root, path.Dir(name)), syncDir(s.own, dirTrash))
+	return errors.Join(syncDir(dir, path.Dir(name)), syncDir(trash, "."))
 }
 
 // emptyTrash removes what is in the trash. It goes on where an earlier attempt was
@@ -71,41 +76,22 @@ func readEntries(dir *os.Root) ([]fs.DirEntry, error) {
 }
 
 // within opens a directory in dir, with the rights that its owner may have taken away.
-// Where something else is mounted, fn is not called.
 func within(dir *os.Root, name string, fn func(*os.Root) error) error {
-	sub, err := dir.OpenRoot(name)
+	sub, err := openDirectory(dir, name)
 	if errors.Is(err, fs.ErrPermission) {
 		if err := notMounted(dir, dir, name); err != nil {
-			return err
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		if err := dir.Chmod(name, 0o700); err != nil {
 			return err
 		}
-		sub, err = dir.OpenRoot(name)
+		sub, err = openDirectory(dir, name)
 	}
 	if err != nil {
-		return err
-	}
-	defer sub.Close()
-	if err := notMounted(dir, sub, "."); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	defer sub.Close()
 	return fn(sub)
-}
-
-// notMounted returns an error if a directory, seen from another one, is a mount point.
-func notMounted(dir, sub *os.Root, name string) error {
-	a, err := dir.OpenFile(".", pathOnly, 0)
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	b, err := sub.OpenFile(name, pathOnly, 0)
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	return sameMount(a, b)
 }
 
 // tidy finishes what a killed process began and nobody may ask for again: deletions,
@@ -113,7 +99,7 @@ func notMounted(dir, sub *os.Root, name string) error {
 func (s *store) tidy() error {
 	var errs []error
 	finish := map[string]func(key string) error{
-		dirVolumes:   s.finishDelete,
+		dirVolumes:   func(key string) error { return s.changing(func() error { return s.finishDelete(key) }) },
 		dirSnapshots: func(key string) error { return s.finishDeleteSnapshot(path.Join(dirSnapshots, key)) },
 	}
 	for dir, finish := range finish {
@@ -133,7 +119,7 @@ func (s *store) tidy() error {
 			err = remove(s.own, path.Join(dirTmp, name))
 		} else if err == nil && time.Since(info.ModTime()) > abandonedAfter {
 			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, dirTmp, name), "modified", info.ModTime())
-			err = s.throwAway(path.Join(storeName, dirTmp, name))
+			err = s.throwAway(s.own, path.Join(dirTmp, name))
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)

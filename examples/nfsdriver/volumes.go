@@ -129,40 +129,31 @@ func (b *dirBackend) create(j *job, s *store, spec VolumeSpec) (Volume, error) {
 	if err := s.create(); err != nil {
 		return Volume{}, err
 	}
-	subDir, key := spec.Ref.SubDir, digest(spec.Ref.SubDir)
-	temp := tempOf("volume", spec.Name, subDir, spec.SourceID)
-	r, err := s.readVolume(key)
+	r, err := s.readVolume(digest(spec.Ref.SubDir))
 	if errors.Is(err, errNotFound) {
-		if err = s.checkPlace(spec); err == nil {
-			r, err = b.make(j, s, spec, temp)
-		}
+		r, err = b.make(j, s, spec)
 	}
 	if err != nil {
 		return Volume{}, err
 	}
 	if diff := r.differences(spec); len(diff) > 0 {
-		return Volume{}, fmt.Errorf("%s %w: %s", s.where(subDir), errConflict, strings.Join(diff, "; "))
+		return Volume{}, fmt.Errorf("%s %w: %s", s.where(spec.Ref.SubDir), errConflict, strings.Join(diff, "; "))
 	}
-	return r.Volume, s.place(path.Join(storeName, temp, "data"), subDir, r.Inode)
+	return r.Volume, s.placeVolume(r)
 }
 
 // checkPlace finds out whether a volume can be where none is: not within another one,
 // not in the place of somebody's files, and not for a name that has one elsewhere.
+// It is called with change held.
 func (s *store) checkPlace(spec VolumeSpec) error {
 	subDir := spec.Ref.SubDir
 	if err := s.finishDelete(digest(subDir)); err != nil {
 		return fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
-		if r, err := s.readVolume(digest(parent)); err == nil {
-			return fmt.Errorf("%s %w: it is inside of volume %q; choose another subDir", s.where(subDir), errConflict, r.ID)
-		} else if !errors.Is(err, errNotFound) {
-			return err
-		}
+	if err := s.notInside(subDir); err != nil {
+		return err
 	}
-	if _, err := s.root.Lstat(subDir); err == nil {
-		return fmt.Errorf("%s %w: something is there that is not a volume of this driver; choose another subDir, or make a PersistentVolume for it by hand", s.where(subDir), errConflict)
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	if err := s.nothingAt(subDir); err != nil {
 		return err
 	}
 	hint, err := s.own.ReadFile(path.Join(dirNames, digest(spec.Name)))
@@ -180,9 +171,34 @@ func (s *store) checkPlace(spec VolumeSpec) error {
 	return nil
 }
 
+func (s *store) notInside(subDir string) error {
+	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
+		if r, err := s.readVolume(digest(parent)); err == nil {
+			return fmt.Errorf("%s %w: it is inside of volume %q; choose another subDir", s.where(subDir), errConflict, r.ID)
+		} else if !errors.Is(err, errNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *store) nothingAt(subDir string) error {
+	parent, base, err := s.parentOf(subDir)
+	if err == nil {
+		defer parent.Close()
+		if _, err = parent.Lstat(base); err == nil {
+			return fmt.Errorf("%s %w: something is there that is not a volume of this driver; choose another subDir, or make a PersistentVolume for it by hand", s.where(subDir), errConflict)
+		}
+	}
+	return ignoreMissing(err)
+}
+
 // make builds the directory beside its place, and then the record: from there on the
 // volume exists.
-func (b *dirBackend) make(j *job, s *store, spec VolumeSpec, temp string) (volumeRecord, error) {
+func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (volumeRecord, error) {
+	if err := s.changing(func() error { return s.checkPlace(spec) }); err != nil { // before anything is copied
+		return volumeRecord{}, err
+	}
 	var content int64
 	if spec.SourceID != "" {
 		err := b.useSource(s, spec.SourceID, func(_ *os.File, capacity int64) error {
@@ -197,7 +213,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec, temp string) (volum
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, err := b.fill(j, s, temp, spec.SourceID, spec.Access)
+	inode, err := b.fill(j, s, tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), spec.SourceID, spec.Access)
 	if err != nil {
 		return volumeRecord{}, err
 	}
@@ -208,61 +224,73 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec, temp string) (volum
 	if err != nil {
 		return r, err
 	}
-	if err := s.replace(path.Join(dirNames, digest(spec.Name)), []byte(spec.Ref.SubDir)); err != nil {
-		return r, err
-	}
 	key := digest(spec.Ref.SubDir)
-	err = s.add(path.Join(dirVolumes, key+extRecord), data)
+	err = s.changing(func() error {
+		if err := s.checkPlace(spec); err != nil {
+			return err
+		}
+		// First, so that nothing else can be made in their place.
+		if err := s.makeParents(spec.Ref.SubDir); err != nil {
+			return err
+		}
+		if err := s.replace(path.Join(dirNames, digest(spec.Name)), []byte(spec.Ref.SubDir)); err != nil {
+			return err
+		}
+		return s.add(path.Join(dirVolumes, key+extRecord), data)
+	})
 	if errors.Is(err, fs.ErrExist) { // somebody was faster
 		return s.readVolume(key)
 	}
 	return r, err
 }
 
-// place moves what was made to where it belongs, or sees that this was done.
-func (s *store) place(temp, to string, inode uint64) error {
-	s.change.Lock()
-	defer s.change.Unlock()
-	for range 3 {
-		has, err := s.isDirectory(to)
-		if err == nil && has != inode {
-			return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d); %s", errRefused, s.where(to), has, inode, replacedHint)
-		}
-		if err == nil {
-			return ignoreMissing(s.root.Remove(path.Dir(temp))) // the empty wrapper
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
+// placeVolume moves a volume to where it belongs, or sees that this was done.
+func (s *store) placeVolume(r volumeRecord) error {
+	subDir := r.ref().SubDir
+	return s.changing(func() error {
+		if err := s.notInside(subDir); err != nil {
 			return err
 		}
-		made, err := s.isDirectory(temp)
+		if err := s.makeParents(subDir); err != nil {
+			return err
+		}
+		parent, base, err := s.parentOf(subDir)
+		if err != nil {
+			return err
+		}
+		defer parent.Close()
+		return s.place(tempOf("volume", r.Name, subDir, r.SourceID), parent, base, subDir, r.Inode)
+	})
+}
+
+// place moves what was made in temp to where it belongs, or sees that this was done. It
+// is called with change held.
+func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64) error {
+	has, err := s.isDirectory(to, name, shown)
+	if errors.Is(err, fs.ErrNotExist) {
+		data := path.Join(temp, "data")
+		made, err := s.isDirectory(s.own, data, path.Join(storeName, data))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && made != inode {
-			return fmt.Errorf("%w: %s is gone; delete the volume, or restore the directory and its inode number in the record", errDamaged, s.where(to))
+			return fmt.Errorf("%w: %s is gone; delete the volume, or restore the directory and its inode number in the record", errDamaged, s.where(shown))
 		}
 		if err != nil {
 			return err
 		}
-		if err := s.root.MkdirAll(path.Dir(to), 0o755); err != nil {
+		if err := move(s.own, data, to, name); err != nil {
 			return err
 		}
-		err = s.root.Rename(temp, to)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a deletion may have removed the empty parents
+		if err := syncDir(to, "."); err != nil {
 			return err
 		}
-		if err := ignoreMissing(syncDir(s.root, path.Dir(to))); err != nil {
-			return err
-		}
+	} else if err != nil {
+		return err
+	} else if has != inode {
+		return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d); %s", errRefused, s.where(shown), has, inode, replacedHint)
 	}
-	return fmt.Errorf("%s: %w", s.where(to), errBusy)
+	return remove(s.own, temp) // the empty wrapper
 }
 
 const replacedHint = "if it was restored from a backup, write its inode number into the record; if it is somebody else's, remove the record, and the driver forgets the volume"
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
 
 // chooseSize is what a volume promises. Nothing on NFS enforces it; what can be said
 // is that an export has less than that altogether.
@@ -307,7 +335,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		key := digest(ref.SubDir)
 		r, err := s.readVolume(key)
 		if errors.Is(err, errNotFound) {
-			return nil, s.finishDelete(key)
+			return nil, s.changing(func() error { return s.finishDelete(key) })
 		}
 		if err != nil {
 			return nil, err
@@ -315,7 +343,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		if r.ID != id {
 			return nil, fmt.Errorf("%w: the volume at %s has the ID %q; nothing is touched", errRefused, s.where(ref.SubDir), r.ID)
 		}
-		return nil, s.delete(r)
+		return nil, s.changing(func() error { return s.delete(r) })
 	})
 	if errors.Is(err, errNotFound) {
 		return nil
@@ -328,16 +356,18 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 }
 
 // delete begins with what cannot be taken back: the record says that the deletion goes
-// on until it is done.
+// on until it is done. It is called with change held.
 func (s *store) delete(r volumeRecord) error {
 	ref := r.ref()
 	key := path.Join(dirVolumes, digest(ref.SubDir))
 	if ref.OnDelete != retainDir {
-		has, err := s.isDirectory(ref.SubDir)
-		if err == nil && has != r.Inode {
-			return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d), and stays; %s", errRefused, s.where(ref.SubDir), has, r.Inode, replacedHint)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := s.ifThere(ref.SubDir, func(_ *os.Root, _ string, has uint64) error {
+			if has != r.Inode {
+				return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d), and stays; %s", errRefused, s.where(ref.SubDir), has, r.Inode, replacedHint)
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
@@ -350,11 +380,23 @@ func (s *store) delete(r volumeRecord) error {
 	return s.finishDelete(digest(ref.SubDir))
 }
 
+// ifThere calls fn with the directory at a subDir, if there is something.
+func (s *store) ifThere(subDir string, fn func(parent *os.Root, name string, inode uint64) error) error {
+	parent, name, err := s.parentOf(subDir)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	defer parent.Close()
+	inode, err := s.isDirectory(parent, name, subDir)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	return fn(parent, name, inode)
+}
+
 // finishDelete does what onDelete says with the directory of a volume whose deletion
-// has begun, if there is one. The record goes last.
+// has begun, if there is one. The record goes last. It is called with change held.
 func (s *store) finishDelete(key string) error {
-	s.change.Lock()
-	defer s.change.Unlock()
 	name := path.Join(dirVolumes, key+extDeleting)
 	r, err := s.readVolumeFile(name)
 	if errors.Is(err, errNotFound) {
@@ -365,23 +407,23 @@ func (s *store) finishDelete(key string) error {
 	}
 	ref := r.ref()
 	// One that was never placed has nothing that anybody saw.
-	temp := tempOf("volume", r.Name, ref.SubDir, r.SourceID)
-	if err := s.throwAway(path.Join(storeName, temp)); err != nil {
-		return err
-	}
-	has, err := s.isDirectory(ref.SubDir)
-	if err == nil && has == r.Inode { // else it is done, and another one may be there
-		switch ref.OnDelete {
-		case deleteDir:
-			err = s.throwAway(ref.SubDir)
-		case archiveDir:
-			err = s.archive(ref.SubDir)
-		}
-	}
-	if err := ignoreMissing(err); err != nil {
+	if err := s.throwAway(s.own, tempOf("volume", r.Name, ref.SubDir, r.SourceID)); err != nil {
 		return err
 	}
 	if ref.OnDelete != retainDir {
+		err := s.ifThere(ref.SubDir, func(parent *os.Root, base string, has uint64) error {
+			switch {
+			case has != r.Inode: // it is done, and another one is there
+				return nil
+			case ref.OnDelete == archiveDir:
+				return s.archive(parent, base, ref.SubDir)
+			default:
+				return s.throwAway(parent, base)
+			}
+		})
+		if err != nil {
+			return err
+		}
 		s.removeParents(ref.SubDir)
 	}
 	if hint, err := s.own.ReadFile(path.Join(dirNames, digest(r.Name))); err == nil && string(hint) == ref.SubDir {
@@ -394,23 +436,22 @@ func (s *store) finishDelete(key string) error {
 
 // archive renames the directory to archived-NAME beside it, or archived-NAME.2 and
 // so on: nothing that was archived is overwritten.
-func (s *store) archive(subDir string) error {
-	dir, base := path.Split(subDir)
+func (s *store) archive(parent *os.Root, base, subDir string) error {
 	for n := 1; n < math.MaxInt16; n++ {
-		to := dir + "archived-" + base
+		to := "archived-" + base
 		if n > 1 {
 			to = fmt.Sprintf("%s.%d", to, n)
 		}
-		if _, err := s.root.Lstat(to); err == nil {
+		if _, err := parent.Lstat(to); err == nil {
 			continue
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if err := s.root.Rename(subDir, to); err != nil {
-			return err
+		if err := parent.Rename(base, to); err != nil {
+			return ignoreMissing(err)
 		}
-		s.log.Info("archived a volume", "path", s.where(to))
-		return syncDir(s.root, path.Dir(to))
+		s.log.Info("archived a volume", "path", s.where(path.Dir(subDir), to))
+		return syncDir(parent, ".")
 	}
 	return fmt.Errorf("%w: %s has too many archives", errRefused, s.where(subDir))
 }
@@ -418,9 +459,17 @@ func (s *store) archive(subDir string) error {
 // removeParents removes the directories that were made for a subDir of several parts,
 // as long as they are empty: by rmdir, which cannot remove more than that.
 func (s *store) removeParents(subDir string) {
-	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
-		info, err := s.root.Lstat(parent)
-		if err != nil || !info.IsDir() || s.root.Remove(parent) != nil {
+	for dir := path.Dir(subDir); dir != "."; dir = path.Dir(dir) {
+		parent, name, err := s.parentOf(dir)
+		if err != nil {
+			return
+		}
+		info, err := parent.Lstat(name)
+		if err == nil && info.IsDir() {
+			err = parent.Remove(name)
+		}
+		parent.Close()
+		if err != nil || !info.IsDir() {
 			return
 		}
 	}
@@ -485,11 +534,38 @@ func (s *store) volume(ref volumeRef) (volumeRecord, error) {
 
 // openVolume opens the directory of a volume, to read it.
 func (s *store) openVolume(r volumeRecord) (*os.File, error) {
-	subDir := r.ref().SubDir
-	if err := s.place(path.Join(storeName, tempOf("volume", r.Name, subDir, r.SourceID), "data"), subDir, r.Inode); err != nil {
+	if err := s.placeVolume(r); err != nil {
 		return nil, err
 	}
-	return s.root.Open(subDir)
+	subDir := r.ref().SubDir
+	parent, name, err := s.parentOf(subDir)
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	return openMade(parent, name, r.Inode)
+}
+
+// openMade opens a directory that the driver made, to read it.
+func openMade(dir *os.Root, name string, inode uint64) (*os.File, error) {
+	sub, err := openDirectory(dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer sub.Close()
+	f, err := sub.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && inodeOf(info) != inode {
+		err = errBusy // it was replaced this moment
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 func (b *dirBackend) Capacity(ctx context.Context, e export) (free, total int64, err error) {

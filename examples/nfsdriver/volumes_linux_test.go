@@ -275,6 +275,52 @@ func TestConcurrentCreates(t *testing.T) {
 	}
 }
 
+// A volume is never inside of another one, also when both are made at once.
+func TestConcurrentNestedCreates(t *testing.T) {
+	c, _ := newLocalController(t)
+	for i := range 50 {
+		outer, inner := fmt.Sprint("outer", i), fmt.Sprintf("outer%d/inner", i)
+		var all sync.WaitGroup
+		var errs [2]error
+		for n, subDir := range []string{outer, inner} {
+			all.Go(func() { _, errs[n] = c.create(subDir, paramSubDir, subDir) })
+		}
+		all.Wait()
+		if errs[0] == nil && errs[1] == nil {
+			t.Fatalf("%s and %s are volumes", outer, inner)
+		}
+		for n, subDir := range []string{outer, inner} {
+			if errs[n] != nil {
+				refused(t, errs[n], codes.AlreadyExists, "")
+			}
+			must(t, c.delete("vol1#nas#/srv#"+subDir+"#delete"))
+		}
+	}
+}
+
+// Who may write beside volumes, in a directory of a PersistentVolume made by hand, must
+// not lead the driver elsewhere by a link.
+func TestLinkedParents(t *testing.T) {
+	c, share := newLocalController(t)
+	c.mustCreate("pvc-1")
+	must(t, os.Mkdir(filepath.Join(share, "team"), 0o755))
+	for link, to := range map[string]string{"team/a": "../pvc-1", "team/b": "../.csikit-nfs/trash", "team/c": ".."} {
+		must(t, os.Symlink(to, filepath.Join(share, link)))
+		_, err := c.create("pvc-2", paramSubDir, link+"/x")
+		refused(t, err, codes.FailedPrecondition, link)
+	}
+	v := c.mustCreate("pvc-3", paramSubDir, "team/d/x")
+	must(t, os.Rename(filepath.Join(share, "team/d"), filepath.Join(share, "team/moved")))
+	must(t, os.Symlink("moved", filepath.Join(share, "team/d")))
+	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "team/d")
+	_, err := c.snapshot("snap", v.GetVolumeId())
+	refused(t, err, codes.FailedPrecondition, "team/d")
+	wantMode(t, filepath.Join(share, "team/moved/x"), fs.ModeDir|0o777)
+	must(t, os.RemoveAll(filepath.Join(share, "team")))
+	must(t, c.delete(v.GetVolumeId()))
+	wantShare(t, share, "pvc-1")
+}
+
 func TestSnapshots(t *testing.T) {
 	c, share := newLocalController(t, export{Server: "nas", Share: "/other"}, export{Server: "nas", Share: "/srv"})
 	v := c.mustCreate("pvc-1", "size", "8")
