@@ -64,6 +64,9 @@ var statusDefects = []defect{
 
 var long = strings.Repeat("x", 200)
 
+// streams are the rules that read them in many ways.
+var streams = []string{"snapshot.metadata."}
+
 var responseDefects = []defect{
 	{
 		breaks: "response.required", does: "no vendor_version",
@@ -117,7 +120,9 @@ var responseDefects = []defect{
 	{breaks: "response.positive", does: "blocks of no bytes", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata = append(r.BlockMetadata, &csi.BlockMetadata{ByteOffset: r.VolumeCapacityBytes})
 		r.BlockMetadataType = csi.BlockMetadataType_VARIABLE_LENGTH
-	}), also: map[string]string{"response.metadata-order": "a block that lies at the end comes early"}},
+	}), also: map[string]string{
+		"response.metadata-order": "a block that lies at the end comes early", "response.metadata-count": "it is one too many",
+	}, rules: streams},
 	{breaks: "response.metadata-type", does: "another type in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		if n == 1 {
 			r.BlockMetadataType = csi.BlockMetadataType_VARIABLE_LENGTH
@@ -125,26 +130,27 @@ var responseDefects = []defect{
 	})},
 	{breaks: "response.metadata-capacity", does: "another size in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		r.VolumeCapacityBytes += int64(n)
-	})},
+	}), also: because("the last message has another size", "snapshot.metadata.delta-within-allocated")},
 	{breaks: "response.metadata-order", does: "the same block again", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata = append(r.BlockMetadata, r.BlockMetadata[0])
-	})},
+	}), also: because("it is one too many", "response.metadata-count"), rules: streams},
 	{breaks: "response.metadata-start", does: "it always begins at the beginning", stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		return handler(srv, &fromStart{ss})
 	}},
 	{breaks: "response.metadata-length", does: "a shorter second block", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata[0].SizeBytes -= int64(n)
-	})},
+	}), also: because("the second block is a shorter one when the stream begins there", "snapshot.metadata.resumes")},
 	{breaks: "response.metadata-count", does: "four blocks where two are asked for", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
 		b := r.BlockMetadata[0]
 		r.BlockMetadata = nil
 		for i := range int64(4) {
 			r.BlockMetadata = append(r.BlockMetadata, &csi.BlockMetadata{ByteOffset: b.ByteOffset + i*b.SizeBytes/4, SizeBytes: b.SizeBytes / 4})
 		}
-	})},
+	}), also: because("the quarters before starting_offset come, too", "response.metadata-start"), rules: streams},
 	{
 		breaks: "response.timestamp", does: "no time",
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.CreationTime = &timestamppb.Timestamp{Nanos: -1} }),
+		also:  because("it compares the time", "controller.snapshot.creation-time", "controller.snapshot.list-agrees", "controller.snapshot.get-agrees"),
 	},
 	{
 		breaks: "response.plugin-name", does: "a name with an underscore",

@@ -174,6 +174,7 @@ var mountDefects = []defect{
 				return resp, err
 			}
 		}(),
+		also: because("it has two volumes", "source.restore.data", "source.restore.separate", "source.clone.data", "source.clone.separate"),
 	},
 	{
 		breaks: "node.publish.no-stray-mounts", does: "it mounts for itself as well", kernel: true,

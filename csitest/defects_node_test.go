@@ -65,7 +65,8 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also: map[string]string{"node.stage.after-cancel": repeatsToo},
+		also:   map[string]string{"node.stage.after-cancel": repeatsToo},
+		leaves: "the call that cleans up may be the second one",
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
@@ -202,13 +203,11 @@ var kernelDefects = []defect{
 			}
 			return resp, err
 		},
-		also: map[string]string{
-			"node.publish.readonly-enforced": "a plain directory can be written",
-			"node.publish.keeps-data":        "the data is in the directory",
-			"node.publish.same-data":         "the data is in the directory",
-			"node.publish.mount-group":       "the directory is root's",
-			"node.expand.grows":              "the directory is the node's",
-		},
+		also: because("what is written and read is in a directory of the node", "node.publish.readonly-enforced",
+			"node.publish.keeps-data", "node.publish.same-data", "node.publish.mount-group", "node.expand.grows",
+			"source.restore.data", "source.restore.separate", "source.restore.data-source-deleted", "source.restore.data-larger",
+			"source.clone.data", "source.clone.separate", "source.clone.data-source-deleted", "source.clone.data-larger",
+			"snapshot.cut.order", "group.cut.order", "clone.cut.order"),
 	},
 	{
 		breaks: "node.publish.repeat-mounts-once", does: "every call mounts", kernel: true,
@@ -259,14 +258,19 @@ var kernelDefects = []defect{
 		}),
 	},
 	{
-		breaks: "node.publish.keeps-data", does: "the volume is emptied when it is staged", kernel: true,
-		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			resp, err := handler(ctx, req)
-			if r, ok := req.(*csi.NodeStageVolumeRequest); ok && err == nil {
-				os.Remove(filepath.Join(r.GetStagingTargetPath(), "data"))
-			}
-			return resp, err
-		},
+		breaks: "node.publish.keeps-data", does: "the volume is emptied when it is staged again", kernel: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var staged sync.Map
+			return afterStage(func(r *csi.NodeStageVolumeRequest, err error) error {
+				if err == nil {
+					if _, again := staged.LoadOrStore(r.GetVolumeId(), true); again {
+						os.Remove(filepath.Join(r.GetStagingTargetPath(), "data"))
+					}
+				}
+				return err
+			})
+		}(),
+		also: because("it stages again", "source.restore.separate", "source.clone.separate"),
 	},
 }
 

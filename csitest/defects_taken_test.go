@@ -125,6 +125,7 @@ var takenDefects = []defect{
 				return nil, nil
 			})
 		}(),
+		also: because("it looks for a volume after another was deleted", "controller.delete.late"),
 	},
 	{
 		breaks: "controller.delete.late", does: "DeleteVolume goes by the name",

@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -115,7 +116,7 @@ var createDefects = []defect{
 				seen[v.VolumeId] = true
 			})
 		}(),
-		also: map[string]string{"controller.expand.bad-range": "it asks for the capacity again"},
+		also: because("it asks for the capacity again", "controller.expand.bad-range", "controller.expand.too-large"),
 	},
 	{
 		breaks: "controller.create.taken-capacity", does: "a taken name is OK whatever the size",
@@ -206,7 +207,11 @@ var createDefects = []defect{
 	},
 	{
 		breaks: "controller.create.source-reported", does: "no content_source",
-		unary: volumeChanged(func(v *csi.Volume) { v.ContentSource = nil }),
+		unary: volumeChanged(func(v *csi.Volume) {
+			if v.GetContentSource().GetSnapshot() != nil {
+				v.ContentSource = nil
+			}
+		}),
 	},
 }
 
@@ -228,6 +233,7 @@ var deleteDefects = []defect{
 			}
 			return err
 		}),
+		mayAlso: because("DeleteVolume comes while the volume is published", oneVolume),
 	},
 }
 
@@ -243,6 +249,8 @@ var listDefects = []defect{
 			"controller.list.pages":           "the last page has one",
 			"controller.list.large-max":       "it looks for the one volume",
 			"controller.list.published-nodes": "it looks for the one volume",
+			"controller.unpublish.late":       "it looks for the one volume",
+			"controller.unpublish.other-node": "it looks for the one volume",
 		},
 	},
 	{
@@ -276,6 +284,7 @@ var listDefects = []defect{
 				e.Status = &csi.ListVolumesResponse_VolumeStatus{}
 			}
 		}),
+		also: because("it looks whether the node is listed", "controller.unpublish.late", "controller.unpublish.other-node"),
 	},
 }
 
@@ -291,7 +300,7 @@ var attachDefects = []defect{
 				resp, err := handler(ctx, req)
 				switch r := req.(type) {
 				case *csi.ControllerUnpublishVolumeRequest:
-					delete(done, r.GetVolumeId()+r.GetNodeId())
+					maps.DeleteFunc(done, func(key string, _ bool) bool { return strings.HasPrefix(key, r.GetVolumeId()+r.GetNodeId()) })
 				case *csi.ControllerPublishVolumeRequest:
 					key := r.GetVolumeId() + r.GetNodeId()
 					if err == nil && done[key] {
@@ -310,6 +319,7 @@ var attachDefects = []defect{
 			"controller.publish.after-cancel": "it publishes again", "controller.publish.after-deadline": "it publishes again",
 			"controller.publish.parallel": "it publishes again",
 		},
+		mayAlso: because("it publishes again", oneVolume),
 	},
 	{
 		breaks: "controller.publish.volume-missing", does: "FAILED_PRECONDITION for a volume that is not there",
@@ -363,12 +373,12 @@ var attachDefects = []defect{
 				defer mu.Unlock()
 				switch r := req.(type) {
 				case *csi.ControllerPublishVolumeRequest:
-					done[r.GetVolumeId()] = false
+					done[r.GetVolumeId()+r.GetNodeId()] = false
 				case *csi.ControllerUnpublishVolumeRequest:
-					if done[r.GetVolumeId()] {
+					if done[r.GetVolumeId()+r.GetNodeId()] {
 						return nil, errMissing
 					}
-					done[r.GetVolumeId()] = r.GetVolumeId() != ""
+					done[r.GetVolumeId()+r.GetNodeId()] = r.GetVolumeId() != ""
 				}
 				return handler(ctx, req)
 			}
@@ -477,6 +487,7 @@ var expandDefects = []defect{
 			}
 			return err
 		}),
+		mayAlso: because("ControllerExpandVolume comes after DeleteVolume", oneVolume),
 	},
 	{
 		breaks: "controller.expand.bad-range", does: "required above limit is taken",
@@ -521,6 +532,7 @@ var snapshotDefects = []defect{
 			}
 			return err
 		}),
+		mayAlso: because("CreateSnapshot comes after DeleteVolume", oneVolume),
 	},
 	{
 		breaks: "controller.snapshot.delete-idempotent", does: "NOT_FOUND for a snapshot that never was",
@@ -542,7 +554,7 @@ var snapshotDefects = []defect{
 				defer mu.Unlock()
 				switch r := req.(type) {
 				case *csi.DeleteVolumeRequest:
-					gone[r.GetVolumeId()] = true
+					gone[r.GetVolumeId()] = r.GetVolumeId() != ""
 				case *csi.CreateVolumeRequest:
 					if s := r.GetVolumeContentSource().GetSnapshot(); s != nil && gone[of[s.GetSnapshotId()]] {
 						return nil, errMissing
@@ -609,8 +621,8 @@ var groupDefects = []defect{
 	},
 	{
 		breaks: "group.get.missing", does: "INTERNAL for a group that is not there",
-		unary: fails(func(_ *csi.GetVolumeGroupSnapshotRequest, err error) error {
-			if status.Code(err) == codes.NotFound {
+		unary: fails(func(r *csi.GetVolumeGroupSnapshotRequest, err error) error {
+			if status.Code(err) == codes.NotFound && strings.HasPrefix(r.GetGroupSnapshotId(), "csicheck-") {
 				return status.Error(codes.Internal, "not there")
 			}
 			return err

@@ -16,11 +16,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// because gives rules that find a defect for one reason.
+func because(why string, rules ...string) map[string]string {
+	all := map[string]string{}
+	for _, id := range rules {
+		all[id] = why
+	}
+	return all
+}
+
 // A defect makes the reference driver break one rule.
 type defect struct {
 	breaks string            // the rule
 	does   string            // in words
 	also   map[string]string // other rules that cannot but find it, and why
+	// mayAlso are rules that find it if their calls happen to come in some order, and why.
+	mayAlso map[string]string
+	leaves  string // why not everything may be cleaned up; empty: everything is
 	// unary and stream are around every call, before the driver validates it.
 	unary  grpc.UnaryServerInterceptor
 	stream grpc.StreamServerInterceptor

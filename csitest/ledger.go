@@ -80,7 +80,7 @@ func (l *ledger) note(call *Call) {
 	case *csi.ControllerUnpublishVolumeRequest:
 		maps.DeleteFunc(l.attached, func(_ string, m proto.Message) bool {
 			a := m.(*csi.ControllerUnpublishVolumeRequest)
-			return a.GetVolumeId() == r.GetVolumeId() && (r.GetNodeId() == "" || a.GetNodeId() == r.GetNodeId())
+			return a.GetVolumeId() == r.GetVolumeId() && a.GetNodeId() == r.GetNodeId() // without a node_id it may have done nothing
 		})
 	case *csi.NodeUnstageVolumeRequest:
 		delete(l.staged, r.GetVolumeId()+"\x00"+r.GetStagingTargetPath())

@@ -194,12 +194,22 @@ var conflictRules = []Rule{
 				})
 			}
 			if c.has(createSnapshot) {
-				calls = append(calls, func() { send(c, c.Controller.CreateSnapshot, v.snapshotRequest()).wants(allowed...) })
+				calls = append(calls, func() {
+					a := send(c, c.Controller.CreateSnapshot, v.snapshotRequest())
+					if a.wants(allowed...); a.Err == nil { // one may keep the volume from being deleted
+						c.deleteSnapshot(a.Resp.GetSnapshot().GetSnapshotId())
+					}
+				})
 			}
 			for range 3 {
 				c.parallel(len(calls), func(i int) { calls[i]() })
 			}
-			v.detach()
+			if c.has(attachVolume) {
+				if err := undo(c.ctx, c.Controller.ControllerUnpublishVolume, v.detachRequest()); code(err) != codes.OK && code(err) != codes.NotFound {
+					c.fail("OK from ControllerUnpublishVolume, or NotFound, in the end", "%v", err)
+				}
+			}
+			v.delete()
 		},
 	},
 }

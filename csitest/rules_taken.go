@@ -306,11 +306,13 @@ var takenRules = []Rule{
 			if limit <= 0 || limit > most {
 				c.excuse("max_volumes_per_node is not between 1 and %d", most)
 			}
-			for range limit {
-				c.volume().attach()
+			for range limit { // fewer, if the node has others already
+				a := send(c, c.Controller.ControllerPublishVolume, c.volume().attachRequest())
+				if a.wants(codes.OK, codes.ResourceExhausted); a.Err != nil {
+					return
+				}
 			}
-			v := c.volume()
-			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).wants(codes.ResourceExhausted)
+			send(c, c.Controller.ControllerPublishVolume, c.volume().attachRequest()).wants(codes.ResourceExhausted)
 		},
 	},
 	{
