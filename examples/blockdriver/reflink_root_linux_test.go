@@ -153,3 +153,20 @@ func TestCloneIsNotFormatted(t *testing.T) {
 	must(t, clone("sound"))
 	refused(t, clone("damaged"), codes.FailedPrecondition, "blank")
 }
+
+// XFS has no direct I/O in units of 512 bytes for an image that shares blocks. A volume
+// that was to have it is staged without.
+func TestDirectIOAfterASnapshot(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
+	w := newCrashVolume(t, "ext4", 64<<20)
+	mountPool(t, filepath.Join(w.dir, "pool"), "xfs")
+	startInProcess(t, w.dir)
+	t.Cleanup(w.close)
+	must(t, w.create())
+	must(t, w.snapshot())
+	_, err := w.controller.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{
+		VolumeId: w.id, MutableParameters: map[string]string{paramDirectIO: "true"},
+	})
+	must(t, errors.Join(err, w.attach(), w.stage(), w.publish("a", false), w.write(), w.check("a"), w.unpublish("a"), w.unstage(), w.detach()))
+}

@@ -21,7 +21,8 @@ const (
 	paramReadAhead = "readAheadKiB"
 	// directIO: true reads and writes the image past the page cache of its file
 	// system, false through it, where a volume that is read again and again by
-	// O_DIRECT gains, at the price of holding blocks twice.
+	// O_DIRECT gains, at the price of holding blocks twice. True is a wish: where the
+	// pool has no direct I/O for the image, the volume works without.
 	paramDirectIO = "directIO"
 )
 
