@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -89,7 +90,7 @@ const accessBlock = "block"
 // shared: treat them as read-only.
 type Volume struct {
 	ID            string            `json:"id"`
-	Name          string            `json:"name"` // the CO's name, from which the ID is derived
+	Name          string            `json:"name"` // the CO's name
 	CapacityBytes int64             `json:"capacity_bytes"`
 	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
 	Parameters    map[string]string `json:"parameters,omitempty"`
@@ -120,7 +121,7 @@ func (s *Source) String() string {
 // Snapshot is a snapshot as the backend knows it. It is ready to use.
 type Snapshot struct {
 	ID             string    `json:"id"`
-	Name           string    `json:"name"` // the CO's name, from which the ID is derived
+	Name           string    `json:"name"` // the CO's name
 	SourceVolumeID string    `json:"source_volume_id"`
 	SizeBytes      int64     `json:"size_bytes"`
 	AccessType     string    `json:"access_type"` // of the source volume
@@ -132,7 +133,7 @@ type Snapshot struct {
 // Group is a group snapshot. Its snapshots are of one moment.
 type Group struct {
 	ID        string        `json:"id"`
-	Name      string        `json:"name"` // the CO's name, from which the ID is derived
+	Name      string        `json:"name"` // the CO's name
 	CreatedAt time.Time     `json:"created_at"`
 	Members   []GroupMember `json:"members"`
 	Snapshots []Snapshot    `json:"-"` // those of the members, in this order
@@ -223,6 +224,14 @@ func (v Volume) differences(s VolumeSpec) []string {
 	}
 	diff = append(diff, parameterDifferences("parameters", v.Parameters, s.Parameters)...)
 	return append(diff, parameterDifferences("mutable_parameters", v.Mutable, s.Mutable)...)
+}
+
+// checkIs returns errConflict if v is not the volume that s describes.
+func (v Volume) checkIs(s VolumeSpec) error {
+	if diff := v.differences(s); len(diff) > 0 {
+		return fmt.Errorf("volume %s %w: %s; use another name or delete it first", v.ID, errConflict, strings.Join(diff, "; "))
+	}
+	return nil
 }
 
 func parameterDifferences(field string, has, wants map[string]string) (diff []string) {

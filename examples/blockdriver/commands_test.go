@@ -46,15 +46,17 @@ func TestFsck(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	b := openBackend(t, dir, nil)
 	b.reflink = false
-	v := func(name string) string { return filepath.Join(dir, "volumes", volumeID(name)) }
+	ids := map[string]string{"copied": volumeID("copied"), "blank": volumeID("blank")}
+	id := func(name string) string { return ids[name] }
+	v := func(name string) string { return filepath.Join(dir, "volumes", id(name)) }
 	for _, name := range []string{"sound", "noimage", "damaged", "grown", "deleting", "marked", "lost", "uncommitted", "attached"} {
-		filled(t, b, name)
+		ids[name] = filled(t, b, name).ID
 	}
 	mustRegister(t, b.pool, "n")
-	if _, err := b.AttachVolume(t.Context(), volumeID("attached"), Attachment{NodeID: "n"}); err != nil {
+	if _, err := b.AttachVolume(t.Context(), id("attached"), Attachment{NodeID: "n"}); err != nil {
 		t.Fatal(err)
 	}
-	mustSnap(t, b, "s", volumeID("sound"))
+	mustSnap(t, b, "s", id("sound"))
 	if out, err := command(t, "fsck", "-pool", dir); err != nil || !strings.Contains(out, "nothing is wrong") {
 		t.Fatalf("a sound pool: %v\n%s", err, out)
 	}
@@ -120,9 +122,9 @@ func TestFsck(t *testing.T) {
 	}
 	b = openBackend(t, dir, nil)
 	for name, size := range map[string]int64{"sound": gib, "grown": 2 * gib, "marked": gib, "lost": gib} {
-		wantFilled(t, b, volumeID(name), name, size)
+		wantFilled(t, b, id(name), name, size)
 	}
-	wantFilled(t, b, snapshotID("s"), "sound", gib)
+	wantFilled(t, b, b.snapshotID("s"), "sound", gib)
 }
 
 func TestInit(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -129,10 +130,10 @@ func TestControllerCreateVolume(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := resp.GetVolume(); got.GetVolumeId() != volumeID("a") || got.GetCapacityBytes() != gib {
+			if got := resp.GetVolume(); !volumeIDPattern.MatchString(got.GetVolumeId()) || got.GetCapacityBytes() != gib {
 				t.Errorf("got %v", got)
 			}
-			v, err := c.backend.GetVolume(t.Context(), volumeID("a"))
+			v, err := c.backend.GetVolume(t.Context(), resp.GetVolume().GetVolumeId())
 			if err != nil || v.AccessType != test.want || len(v.Parameters) != 0 {
 				t.Errorf("volume %+v, %v; want access type %s", v, err, test.want)
 			}
@@ -356,7 +357,7 @@ func TestControllerListVolumes(t *testing.T) {
 			break
 		}
 	}
-	if len(got) != 3 || !got[volumeID("a")] || !got[volumeID("b")] || !got[volumeID("c")] {
+	if !maps.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	_, err := c.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "nonsense"})

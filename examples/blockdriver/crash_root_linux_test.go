@@ -81,7 +81,7 @@ func TestCrashFrozen(t *testing.T) {
 	crashEverywhere(t, steps, func(s crashStep) bool { return s.controller }, func(t *testing.T) *crashVolume {
 		w := newCrashVolume(t, "ext4", 16<<20)
 		must(t, os.Mkdir(w.second().staging(), 0o700))
-		mountPool(t, filepath.Join(w.dir, "pool"), "xfs")
+		mountPool(t, w.pool(), "xfs")
 		return w
 	})
 }
@@ -207,7 +207,7 @@ var crashSteps = []crashStep{
 	{"NodeUnstageVolume of data", (*crashVolume).unstage, false},
 	{"ControllerUnpublishVolume", (*crashVolume).detach, true},
 	{"CreateSnapshot", (*crashVolume).snapshot, true},
-	{"CreateVolume from a snapshot", func(w *crashVolume) error { return w.createFrom(csiSource(&Source{SnapshotID: snapshotID("snap")})) }, true},
+	{"CreateVolume from a snapshot", func(w *crashVolume) error { return w.createFrom(csiSource(&Source{SnapshotID: w.snapshotID()})) }, true},
 	{"check", (*crashVolume).checkCopies, false},
 	{"CreateVolumeGroupSnapshot", (*crashVolume).snapshotBoth, true},
 	{"DeleteVolume", (*crashVolume).delete, true},
@@ -256,11 +256,13 @@ func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
 
 func (w *crashVolume) endpoint() string         { return "unix://" + filepath.Join(w.dir, "csi.sock") }
 func (w *crashVolume) target(pod string) string { return filepath.Join(w.dir, "pods", pod) }
+func (w *crashVolume) pool() string             { return filepath.Join(w.dir, "pool") }
+func (w *crashVolume) snapshotID() string       { return idOnDisk(snapshotKind, "snap", w.pool()) }
 func (w *crashVolume) staging() string          { return filepath.Join(w.dir, "staging"+w.name) }
 
 func (w *crashVolume) command() *exec.Cmd {
 	c := gate.RoleCommand(context.Background(), "blockdriver",
-		"-endpoint", w.endpoint(), "-pool", filepath.Join(w.dir, "pool"), "-node-id", "node", "-log-level", "debug")
+		"-endpoint", w.endpoint(), "-pool", w.pool(), "-node-id", "node", "-log-level", "debug")
 	log, err := os.OpenFile(filepath.Join(w.dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		w.t.Fatal(err)
@@ -403,7 +405,7 @@ func (w *crashVolume) modify() error {
 // second is another volume of the same driver.
 func (w *crashVolume) second() *crashVolume {
 	v := *w
-	v.name, v.id = "second", volumeID("second")
+	v.name, v.id = "second", idOnDisk(volumeKind, "second", w.pool())
 	return &v
 }
 
@@ -413,7 +415,7 @@ func (w *crashVolume) snapshot() error {
 }
 
 func (w *crashVolume) deleteSnapshot() error {
-	_, err := w.controller.DeleteSnapshot(w.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: snapshotID("snap")})
+	_, err := w.controller.DeleteSnapshot(w.ctx(), &csi.DeleteSnapshotRequest{SnapshotId: w.snapshotID()})
 	return err
 }
 
@@ -430,7 +432,7 @@ func (w *crashVolume) snapshotBoth() error {
 }
 
 func (w *crashVolume) deleteGroup() error {
-	_, err := csi.NewGroupControllerClient(w.conn).DeleteVolumeGroupSnapshot(w.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: groupID("group")})
+	_, err := csi.NewGroupControllerClient(w.conn).DeleteVolumeGroupSnapshot(w.ctx(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: idOnDisk(groupKind, "group", w.pool())})
 	return err
 }
 
@@ -530,7 +532,7 @@ func (w *crashVolume) mounts() []string {
 	}
 	var points []string
 	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); strings.HasPrefix(f[4], w.dir+"/") && f[4] != filepath.Join(w.dir, "pool") {
+		if f := strings.Fields(line); strings.HasPrefix(f[4], w.dir+"/") && f[4] != w.pool() {
 			points = append(points, f[4])
 		}
 	}

@@ -262,18 +262,8 @@ func (p *pool) createMarker() error {
 	return p.readMarker()
 }
 
-// Volume and node IDs arrive in requests and become file names: only what these
-// match ever does.
-var (
-	volumeIDPattern = regexp.MustCompile(`^vol-[0-9a-f]{32}$`)
-	nodeIDPattern   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
-)
-
-// volumeID derives the ID from the name, so that finding a volume by its name
-// needs no index that could disagree.
-func volumeID(name string) string {
-	return "vol-" + digest(name)
-}
+// nodeIDPattern: node IDs arrive in requests too, and become file names.
+var nodeIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
 
 // RegisterNode records that nodeID exists, so that the controller can tell it
 // from an unknown one, how many volumes it takes (0: no limit), and where it is.

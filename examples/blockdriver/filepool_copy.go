@@ -51,7 +51,7 @@ type imageSource struct {
 	dir        *os.Root
 	dirName    string
 	least      int64 // bytes that the image has to have
-	generation int64 // differs when somebody may have written to it, and from that of a predecessor of this name
+	generation int64 // differs when somebody may have written to it
 }
 
 // beginCopy opens both images and leaves the mark. The caller holds the lock of the
@@ -203,7 +203,7 @@ func (s *store[T]) readCopyMark(id string) (m copyMark, err error) {
 // dropCopy removes a part of a copy, if there is one.
 func (s *store[T]) dropCopy(id string) error {
 	if _, err := s.dir.Lstat(id + extCopying); errors.Is(err, fs.ErrNotExist) {
-		s.setBegun(id, false)
+		s.settle(id)
 		return nil
 	} else if err != nil {
 		return err
@@ -244,10 +244,24 @@ func (s *store[T]) setBegun(id string, is bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if is {
-		s.begun[id] = true
-	} else {
-		delete(s.begun, id)
+		s.begun[keyOf(id)] = id
+	} else if s.begun[keyOf(id)] == id {
+		delete(s.begun, keyOf(id))
 	}
+}
+
+// settle ends what setBegun began, unless a part was left: a retry goes on with that.
+func (s *store[T]) settle(id string) {
+	parts := []string{extCopying, extMaking}
+	if !s.known(id) {
+		parts = append(parts, extImage)
+	}
+	for _, ext := range parts {
+		if _, err := s.dir.Lstat(id + ext); !errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+	}
+	s.setBegun(id, false)
 }
 
 // claimed reports whether the object is there, or a part of it is.
@@ -255,7 +269,7 @@ func (s *store[T]) claimed(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, known := s.index[id]
-	return known || s.begun[id]
+	return known || s.begun[keyOf(id)] == id
 }
 
 // pins keep objects from being attached and from being deleted while they are

@@ -72,7 +72,7 @@ func repairPools(configs []poolConfig) error {
 func (s *store[T]) dropCopies() error {
 	s.mu.Lock()
 	var ids []string
-	for id := range s.begun {
+	for _, id := range s.begun {
 		ids = append(ids, id)
 	}
 	s.mu.Unlock()
@@ -96,11 +96,11 @@ func scanPools(configs []poolConfig) ([]finding, error) {
 		err = s.run()
 		all = append(all, s.findings...)
 		for _, id := range s.volumes {
-			if other, twice := volumes[id]; twice {
-				all = append(all, finding{Pool: p.name, File: "volumes/" + id + extMetadata, Problem: "the pool " + other + " has this volume too",
+			if other, twice := volumes[keyOf(id)]; twice {
+				all = append(all, finding{Pool: p.name, File: "volumes/" + id + extMetadata, Problem: "a volume of this name is also in the pool " + other,
 					Remedy: "find out which is the right one, and move the other away"})
 			}
-			volumes[id] = p.name
+			volumes[keyOf(id)] = p.name
 		}
 		for _, g := range s.groups {
 			groups[g] = true

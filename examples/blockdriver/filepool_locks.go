@@ -5,8 +5,12 @@ import (
 	"sync"
 )
 
-// keyLocks lets one operation at a time work on an object. The pools of one
-// driver share them, since a name may be created in any of them.
+// keyLocks lets one operation at a time work on an object, or on its name: who creates
+// by name excludes those who have the ID. The pools of one driver share them, since a
+// name may be created in any of them.
+//
+// Of two processes, or nodes, only one at a time has a pool (see fileBackend), and it
+// reads the pool after the other has let it go.
 type keyLocks struct {
 	mu   sync.Mutex
 	busy map[string]chan struct{} // closed at the end of the operation
@@ -33,19 +37,20 @@ func (l *keyLocks) lock(ctx context.Context, op, id string) (unlock func(), err 
 // try is lock without waiting: it returns unlock, or what is closed when the lock is
 // free.
 func (l *keyLocks) try(id string) (unlock func(), other <-chan struct{}) {
+	key := keyOf(id)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if other, held := l.busy[id]; held {
+	if other, held := l.busy[key]; held {
 		return nil, other
 	}
 	done := make(chan struct{})
 	if l.busy == nil {
 		l.busy = map[string]chan struct{}{}
 	}
-	l.busy[id] = done
+	l.busy[key] = done
 	return func() {
 		l.mu.Lock()
-		delete(l.busy, id)
+		delete(l.busy, key)
 		l.mu.Unlock()
 		close(done)
 	}, nil

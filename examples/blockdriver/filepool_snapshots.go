@@ -2,25 +2,12 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"strings"
 )
-
-var snapshotIDPattern = regexp.MustCompile(`^snap-[0-9a-f]{32}$`)
-
-// snapshotID derives the ID from the name, as volumeID does.
-func snapshotID(name string) string { return "snap-" + digest(name) }
-
-func digest(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:])[:32]
-}
 
 // snapshotMetadata is the content of snapshots/<id>.json.
 type snapshotMetadata struct {
@@ -86,25 +73,22 @@ func (b *fileBackend) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snaps
 }
 
 func (b *fileBackend) createSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
-	id := snapshotID(s.Name)
-	unlock, err := b.lock(ctx, "create snapshot", id)
+	unlock, err := b.lock(ctx, "create snapshot", keyOfName(snapshotKind, s.Name))
 	if err != nil {
 		return Snapshot{}, err
 	}
 	defer unlock()
-	has, err := b.snaps.current(id)
+	has, err := b.snaps.currentOf(s.Name)
 	if err == nil {
 		if diff := has.differences(s); len(diff) > 0 {
-			return has, fmt.Errorf("snapshot %s %w: %s; use another name or delete it first", id, errConflict, strings.Join(diff, "; "))
+			return has, fmt.Errorf("snapshot %s %w: %s; use another name or delete it first", has.ID, errConflict, strings.Join(diff, "; "))
 		}
 		return has, nil
 	}
 	if !errors.Is(err, errNotFound) {
 		return Snapshot{}, err
 	}
-	if err := b.snaps.finishDelete(id); err != nil {
-		return Snapshot{}, fmt.Errorf("finish the deletion of its predecessor: %w", err)
-	}
+	id := b.snaps.idFor(s.Name)
 	from, release, err := b.holdVolume(ctx, s.SourceVolumeID)
 	if err != nil {
 		return Snapshot{}, err
@@ -245,7 +229,7 @@ func (b *fileBackend) holdSnapshot(ctx context.Context, id string) (from copySou
 		unlock()
 		return from, nil, fmt.Errorf("source snapshot %q: %w", id, err)
 	}
-	from = copySource{imageSource{id: id, dir: b.snapshots, dirName: "snapshots", least: s.SizeBytes, generation: s.CreatedAt.UnixNano()}, s.AccessType}
+	from = copySource{imageSource{id: id, dir: b.snapshots, dirName: "snapshots", least: s.SizeBytes}, s.AccessType}
 	return from, b.holdSource(id, unlock), nil
 }
 

@@ -105,7 +105,7 @@ func TestSnapshot(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	v := filled(t, b, "a")
 	s := mustSnap(t, b, "s", v.ID)
-	if s.ID != snapshotID("s") || s.SourceVolumeID != v.ID || s.SizeBytes != gib || s.AccessType != "ext4" || !s.HoldsData || s.CreatedAt.IsZero() {
+	if !snapshotIDPattern.MatchString(s.ID) || s.SourceVolumeID != v.ID || s.SizeBytes != gib || s.AccessType != "ext4" || !s.HoldsData || s.CreatedAt.IsZero() {
 		t.Errorf("%+v", s)
 	}
 	writeAt(t, b.imageOf(v.ID), "later", 0)
@@ -250,7 +250,7 @@ func TestNoTornCopy(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	wantFilled(t, b, snapshotID("s"), "a", gib)
+	wantFilled(t, b, b.snapshotID("s"), "a", gib)
 	if err := attach(); err != nil {
 		t.Errorf("afterwards: %v", err)
 	}
@@ -297,10 +297,10 @@ func TestCopyGoesOn(t *testing.T) {
 			wantCode(t, err, codes.Unavailable)
 			b = reopen(t, b)
 			b.reflink = false
-			if !b.snaps.claimed(snapshotID("s")) {
+			if !b.snaps.has("s") {
 				t.Error("the part of a copy is forgotten")
 			}
-			_, err = b.GetSnapshot(t.Context(), snapshotID("s"))
+			_, err = b.GetSnapshot(t.Context(), b.snapshotID("s"))
 			wantCode(t, err, codes.NotFound) // not before it is cut
 			test.between(t, b, v.ID)
 			pieces = 0
@@ -310,7 +310,7 @@ func TestCopyGoesOn(t *testing.T) {
 				}
 				return nil
 			}
-			s := mustSnap(t, b, "s", v.ID)
+			s := mustSnap(t, b, "s", b.volumeID("a"))
 			if resumed := pieces == 1; resumed != test.resumed {
 				t.Errorf("%d of 3 pieces were copied", pieces)
 			}
@@ -343,7 +343,7 @@ func TestCopyOfSnapshotMadeAnew(t *testing.T) {
 	for _, at := range []int64{0, 300 * mib, gib - 4} {
 		writeAt(t, b.imageOf(v.ID), "b…", at)
 	}
-	mustSnap(t, b, "s", v.ID)
+	s = mustSnap(t, b, "s", v.ID)
 	wantFilled(t, b, mustCreate(t, b, from("c", s.ID)).ID, "b", gib)
 }
 
@@ -483,13 +483,12 @@ func TestListSnapshots(t *testing.T) {
 // does.
 func TestSnapshotFaults(t *testing.T) {
 	ctx := context.Background()
-	vol, sn, clone := volumeID("a"), snapshotID("s"), volumeID("c")
 	type op = func(*fileBackend) error
-	makeSnap := func(b *fileBackend) error { _, err := b.CreateSnapshot(ctx, snap("s", vol)); return err }
-	makeClone := func(b *fileBackend) error { _, err := b.CreateVolume(ctx, from("c", vol)); return err }
-	restore := func(b *fileBackend) error { _, err := b.CreateVolume(ctx, from("c", sn)); return err }
-	dropSnap := func(b *fileBackend) error { return b.DeleteSnapshot(ctx, sn) }
-	dropClone := func(b *fileBackend) error { return b.DeleteVolume(ctx, clone) }
+	makeSnap := func(b *fileBackend) error { _, err := b.CreateSnapshot(ctx, snap("s", b.volumeID("a"))); return err }
+	makeClone := func(b *fileBackend) error { _, err := b.CreateVolume(ctx, from("c", b.volumeID("a"))); return err }
+	restore := func(b *fileBackend) error { _, err := b.CreateVolume(ctx, from("c", b.snapshotID("s"))); return err }
+	dropSnap := func(b *fileBackend) error { return b.DeleteSnapshot(ctx, b.snapshotID("s")) }
+	dropClone := func(b *fileBackend) error { return b.DeleteVolume(ctx, b.volumeID("c")) }
 	for _, test := range []struct {
 		name        string
 		before      []op
@@ -552,15 +551,16 @@ func TestSnapshotFaults(t *testing.T) {
 						}
 						b = reopen(t, b)
 					}
+					vol := b.volumeID("a")
 					want := []string{vol}
 					if test.clone {
-						want = append(want, clone)
-						wantFilled(t, b, clone, "a", gib)
+						want = append(want, b.volumeID("c"))
+						wantFilled(t, b, b.volumeID("c"), "a", gib)
 					}
 					wantFiles(t, b.dir, want...)
 					left, _ := os.ReadDir(filepath.Join(b.dir, "snapshots"))
 					if test.snap {
-						wantFilled(t, b, sn, "a", gib)
+						wantFilled(t, b, b.snapshotID("s"), "a", gib)
 					}
 					if want := map[bool]int{true: 2}[test.snap]; len(left) != want {
 						t.Fatalf("step %d: snapshots holds %v", n, left)

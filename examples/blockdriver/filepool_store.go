@@ -32,6 +32,7 @@ type store[T object] struct {
 	pool *pool
 	dir  *os.Root
 	name string // of the directory
+	kind string // of the IDs
 	ids  *regexp.Regexp
 	log  *slog.Logger
 	read func(id string) (T, error) // from the disk; errNotFound
@@ -42,8 +43,8 @@ type store[T object] struct {
 
 	mu     sync.Mutex
 	index  map[string]*record[T]
-	sorted []*record[T]    // what is in index, by ID
-	begun  map[string]bool // of which a part of a copy is there
+	sorted []*record[T]      // what is in index, by ID
+	begun  map[string]string // IDs of which a part is there and no metadata, by key
 }
 
 // object is what a store keeps.
@@ -60,9 +61,44 @@ type record[T object] struct {
 	inDoubt bool
 }
 
-func newStore[T object](p *pool, dir *os.Root, name string, ids *regexp.Regexp, log *slog.Logger, read func(string) (T, error), bare func(string) T) *store[T] {
-	return &store[T]{pool: p, dir: dir, name: name, ids: ids, log: log, read: read, bare: bare,
-		counted: func(T, int64) {}, index: map[string]*record[T]{}, begun: map[string]bool{}}
+func newStore[T object](p *pool, dir *os.Root, name, kind string, ids *regexp.Regexp, log *slog.Logger, read func(string) (T, error), bare func(string) T) *store[T] {
+	return &store[T]{pool: p, dir: dir, name: name, kind: kind, ids: ids, log: log, read: read, bare: bare,
+		counted: func(T, int64) {}, index: map[string]*record[T]{}, begun: map[string]string{}}
+}
+
+// find returns the ID of the object of that name, or of what was begun of one.
+func (s *store[T]) find(name string) (id string, ok bool) {
+	key := keyOfName(s.kind, name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i, _ := s.place(key); i < len(s.sorted) && strings.HasPrefix(s.sorted[i].id, key) {
+		return s.sorted[i].id, true
+	}
+	id, ok = s.begun[key]
+	return id, ok
+}
+
+// has is find for who does not need the ID.
+func (s *store[T]) has(name string) bool {
+	_, ok := s.find(name)
+	return ok
+}
+
+// idFor returns what find finds, or an ID for a new object.
+func (s *store[T]) idFor(name string) string {
+	if id, ok := s.find(name); ok {
+		return id
+	}
+	return newID(s.kind, name)
+}
+
+// currentOf is current by the name. The name's lock is held.
+func (s *store[T]) currentOf(name string) (v T, err error) {
+	id, ok := s.find(name)
+	if !ok {
+		return v, errNotFound
+	}
+	return s.current(id)
 }
 
 // known reports whether the object is there, be it in doubt.
@@ -356,14 +392,16 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 	case ext == extTemp && s.ids.MatchString(strings.TrimSuffix(id, extension(id))):
 		return s.pool.remove(s.dir, name)
 	case ext == extFrozen: // the node's to remove, when it has thawed
+	case ext == extMaking && s.ids.MatchString(id):
+		s.setBegun(id, true)
 	case !s.ids.MatchString(id):
 		s.log.Warn("pool holds a file that is not csikit's", "file", s.pool.file(s.name, name))
 		return nil
 	case ext == extMetadata:
 		return s.load(id, loaded)
 	case ext == extDeleting && s.known(id):
-		// The name was created again after its predecessor's image was removed,
-		// and a power cut brought the mark back.
+		// An earlier version, which gave a name its ID again, made it anew after its
+		// predecessor's image was removed, and a power cut brought the mark back.
 		return s.pool.remove(s.dir, name)
 	case ext == extDeleting:
 		return s.finishDelete(id)

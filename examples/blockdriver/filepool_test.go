@@ -394,7 +394,7 @@ func TestCreateVolume(t *testing.T) {
 		Parameters: map[string]string{"tier": "gold"},
 	}
 	v := mustCreate(t, b, s)
-	if v.ID != volumeID(s.Name) || v.CapacityBytes != gib || v.AccessType != "xfs" || v.Attachment != nil {
+	if !volumeIDPattern.MatchString(v.ID) || v.CapacityBytes != gib || v.AccessType != "xfs" || v.Attachment != nil {
 		t.Errorf("created %+v", v)
 	}
 	wantFiles(t, b.dir, v.ID)
@@ -473,8 +473,92 @@ func TestDeleteVolume(t *testing.T) {
 	}
 
 	// A new volume of the same name has nothing of the old one.
-	mustCreate(t, b, spec("a"))
-	wantNoData(t, b, v.ID)
+	anew := mustCreate(t, b, spec("a"))
+	wantNoData(t, b, anew.ID)
+	// And what comes late for the old one does not hit it.
+	if _, err := b.AttachVolume(t.Context(), anew.ID, Attachment{NodeID: "n1"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(b.DetachVolume(t.Context(), v.ID, "n1"), b.DeleteVolume(t.Context(), v.ID)); err != nil {
+		t.Error(err)
+	}
+	if got, err := b.GetVolume(t.Context(), anew.ID); err != nil || got.Attachment == nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A pool of an earlier version, which made the whole ID of the name: what is in it is
+// found by its name, and what was begun goes on.
+func TestIDsOfEarlierVersion(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink = false
+	filled(t, b, "a")
+	pieces := 0
+	b.step = func(name string) error {
+		if name == "copy" {
+			if pieces++; pieces == 3 {
+				return syscall.EIO
+			}
+		}
+		return nil
+	}
+	_, err := b.CreateSnapshot(t.Context(), snap("s", b.volumeID("a")))
+	wantCode(t, err, codes.Unavailable)
+	was, now := strings.NewReplacer(b.volumeID("a"), volumeID("a"), b.snapshotID("s"), snapshotID("s")), ""
+	closeBackend(t, b)
+	for _, dir := range []string{"volumes", "snapshots"} {
+		files, err := filepath.Glob(filepath.Join(b.dir, dir, "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if ext := extension(file); ext == extMetadata || ext == extCopying {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				write(t, file, was.Replace(string(data)))
+			}
+			now = was.Replace(file)
+			if err := os.Rename(file, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b = reopen(t, b)
+	b.reflink = false
+	if v := mustCreate(t, b, spec("a")); v.ID != volumeID("a") {
+		t.Errorf("made a second time: %s", v.ID)
+	}
+	pieces = 0
+	b.step = func(name string) error {
+		if name == "copy" {
+			pieces++
+		}
+		return nil
+	}
+	s := mustSnap(t, b, "s", volumeID("a"))
+	if s.ID != snapshotID("s") || pieces != 1 {
+		t.Errorf("%s, of which %d pieces of 3 were copied", s.ID, pieces)
+	}
+	wantFilled(t, b, s.ID, "a", gib)
+	if err := b.DeleteVolume(t.Context(), volumeID("a")); err != nil {
+		t.Error(err)
+	}
+	if v := mustCreate(t, b, spec("a")); v.ID == volumeID("a") {
+		t.Error("made anew with the ID of what was deleted")
+	}
+}
+
+// A volume whose metadata cannot be read is not made a second time.
+func TestNameOfDamagedVolume(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	v := mustCreate(t, b, spec("a"))
+	write(t, b.file("volumes", v.ID+extMetadata), "{")
+	b = reopen(t, b)
+	_, err := b.CreateVolume(t.Context(), spec("a"))
+	wantCode(t, err, codes.DataLoss, v.ID)
+	wantFiles(t, b.dir, v.ID)
 }
 
 // IDs that this pool cannot have made must never become a path.
@@ -822,14 +906,14 @@ func TestStepOrder(t *testing.T) {
 	mustRegister(t, b.pool, "n1")
 	var steps []string
 	b.step = func(name string) error { steps = append(steps, name); return nil }
-	ctx, id := t.Context(), volumeID("a")
+	ctx, id := t.Context(), ""
 	save := []string{"write temp", "rename", "sync dir"}
 	for _, test := range []struct {
 		name string
 		op   func() error
 		want []string
 	}{
-		{"create", func() error { _, err := b.CreateVolume(ctx, spec("a")); return err },
+		{"create", func() error { v, err := b.CreateVolume(ctx, spec("a")); id = v.ID; return err },
 			slices.Concat([]string{"create image", "truncate image", "sync image", "sync dir"}, save)},
 		{"attach", func() error { _, err := b.AttachVolume(ctx, id, Attachment{NodeID: "n1"}); return err }, save},
 		{"attach again", func() error { _, err := b.AttachVolume(ctx, id, Attachment{NodeID: "n1"}); return err }, nil},
@@ -856,20 +940,28 @@ func TestStepOrder(t *testing.T) {
 // must end as if it had not.
 func TestFaults(t *testing.T) {
 	ctx := context.Background()
-	id := volumeID("a")
 	attach := func(b *fileBackend) error {
-		_, err := b.AttachVolume(ctx, id, Attachment{NodeID: "n1", AccessMode: "SINGLE_NODE_WRITER"})
+		_, err := b.AttachVolume(ctx, b.volumeID("a"), Attachment{NodeID: "n1", AccessMode: "SINGLE_NODE_WRITER"})
 		return err
 	}
-	detach := func(b *fileBackend) error { return b.DetachVolume(ctx, id, "n1") }
+	detach := func(b *fileBackend) error { return b.DetachVolume(ctx, b.volumeID("a"), "n1") }
 	create := func(b *fileBackend) error { _, err := b.CreateVolume(ctx, spec("a")); return err }
 	expand := func(b *fileBackend) error {
-		_, err := b.ExpandVolume(ctx, id, CapacityRange{Required: 2 * gib})
+		_, err := b.ExpandVolume(ctx, b.volumeID("a"), CapacityRange{Required: 2 * gib})
 		return err
 	}
-	remove := func(b *fileBackend) error { return b.DeleteVolume(ctx, id) }
+	remove := func(b *fileBackend) error { return b.DeleteVolume(ctx, b.volumeID("a")) }
+	// The delete comes once more, late.
+	createAnew := func(b *fileBackend) error {
+		was := b.volumeID("a")
+		v, err := b.CreateVolume(ctx, spec("a"))
+		if v.ID != was {
+			err = errors.Join(err, b.DeleteVolume(ctx, was))
+		}
+		return err
+	}
 	none := func(*fileBackend) error { return nil }
-	fill := func(b *fileBackend) error { return writeData(b, id) }
+	fill := func(b *fileBackend) error { return writeData(b, b.volumeID("a")) }
 	type op = func(*fileBackend) error
 
 	const absent = -1
@@ -885,7 +977,7 @@ func TestFaults(t *testing.T) {
 		{"create, deleted", nil, create, remove, absent, ""},
 		{"create after delete, retried", []op{create, fill, remove}, create, create, gib, ""},
 		{"delete, retried", []op{create, fill}, remove, remove, absent, ""},
-		{"delete, created again", []op{create, fill}, remove, create, gib, ""},
+		{"delete, created again", []op{create, fill}, remove, createAnew, gib, ""},
 		{"delete, detached", []op{create, fill}, func(b *fileBackend) error { return remove(b) },
 			func(b *fileBackend) error { return errors.Join(detach(b), remove(b)) }, absent, ""},
 		{"attach, retried", []op{create}, attach, attach, gib, "n1"},
@@ -929,7 +1021,7 @@ func TestFaults(t *testing.T) {
 							return nil
 						}
 						if !hit && name == "write temp" { // half of it was written
-							write(t, filepath.Join(dir, "volumes", id+".json.tmp"), `{"ver`)
+							write(t, filepath.Join(dir, "volumes", b.volumeID("a")+".json.tmp"), `{"ver`)
 						}
 						hit = true
 						return errInjected
@@ -948,6 +1040,7 @@ func TestFaults(t *testing.T) {
 					}
 					wantCode(t, err, codes.Unavailable)
 
+					id := b.volumeID("a")
 					// The only failure was undone, unless its outcome is open.
 					if got := files(t, dir); mode.name == "one error" && !inDoubt(b, id) && !slices.Contains(got, id+extDeleting) {
 						var ids []string
@@ -971,9 +1064,9 @@ func TestFaults(t *testing.T) {
 						if err := again(b); err != nil {
 							t.Fatalf("step %d: again: %v", n, err)
 						}
-						checkPool(t, b, bystander, id, test.size, test.node)
+						checkPool(t, b, bystander, b.volumeID("a"), test.size, test.node)
 						b = reopen(t, b)
-						checkPool(t, b, bystander, id, test.size, test.node)
+						checkPool(t, b, bystander, b.volumeID("a"), test.size, test.node)
 					}
 					closeBackend(t, b)
 				}
@@ -1223,7 +1316,7 @@ func TestAttachLimit(t *testing.T) {
 	b = reopen(t, b)
 	again := 0
 	for i := range 8 {
-		if attach(volumeID(fmt.Sprint(i)), "n") == nil {
+		if attach(b.volumeID(fmt.Sprint(i)), "n") == nil {
 			again++ // those that were attached before
 		}
 	}
@@ -1231,7 +1324,7 @@ func TestAttachLimit(t *testing.T) {
 		t.Errorf("after a restart %d of 3 attach again, %d are counted", again, b.attached.count("n"))
 	}
 	for i := range 8 {
-		if err := b.DetachVolume(t.Context(), volumeID(fmt.Sprint(i)), "n"); err != nil {
+		if err := b.DetachVolume(t.Context(), b.volumeID(fmt.Sprint(i)), "n"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1254,7 +1347,7 @@ func TestConcurrentOperations(t *testing.T) {
 			ctx := t.Context()
 			for range 40 {
 				name := fmt.Sprint(r.IntN(4))
-				id, node := volumeID(name), fmt.Sprintf("n%d", r.IntN(2))
+				id, node := b.volumeID(name), fmt.Sprintf("n%d", r.IntN(2))
 				var err error
 				switch r.IntN(7) {
 				case 0, 1:

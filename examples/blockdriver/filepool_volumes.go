@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"sync"
@@ -60,11 +59,11 @@ func newFileBackend(p *pool, log *slog.Logger) (*fileBackend, error) {
 func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *keyLocks, attached *tally) (_ *fileBackend, err error) {
 	b := &fileBackend{pool: p, log: log, work: work, pins: pins{}, keyLocks: locks, attached: attached}
 	b.life, b.stop = context.WithCancel(context.Background())
-	b.snaps = newStore(p, p.snapshots, "snapshots", snapshotIDPattern, log, p.readSnapshot, func(id string) Snapshot { return Snapshot{ID: id} })
+	b.snaps = newStore(p, p.snapshots, "snapshots", snapshotKind, snapshotIDPattern, log, p.readSnapshot, func(id string) Snapshot { return Snapshot{ID: id} })
 	b.snaps.counted = func(s Snapshot, by int64) { b.promised.Add(by * s.SizeBytes) }
-	b.vols = newStore(p, p.volumes, "volumes", volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
+	b.vols = newStore(p, p.volumes, "volumes", volumeKind, volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
 	b.vols.counted = b.count
-	b.groups = newStore(p, p.groups, "groups", groupIDPattern, log, p.readGroup, func(id string) Group { return Group{ID: id} })
+	b.groups = newStore(p, p.groups, "groups", groupKind, groupIDPattern, log, p.readGroup, func(id string) Group { return Group{ID: id} })
 	// For writing, because an exclusive lock over NFS demands it.
 	if b.marker, err = p.root.OpenFile(markerName, os.O_RDWR, 0); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
@@ -130,32 +129,31 @@ func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	if s.Source == nil {
 		return create(ctx)
 	}
-	return long(ctx, b, "create volume "+s.Name, s, create)
+	v, err := long(ctx, b, "create volume "+s.Name, s, create)
+	if err != nil {
+		return v, err
+	}
+	if err := v.checkIs(s); err != nil { // who joined may want it elsewhere
+		return Volume{}, fail("create volume", s.Name, "%w", err)
+	}
+	return v, nil
 }
 
 func (b *fileBackend) createVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
-	id := volumeID(s.Name)
-	unlock, err := b.lock(ctx, "create volume", id)
+	unlock, err := b.lock(ctx, "create volume", keyOfName(volumeKind, s.Name))
 	if err != nil {
 		return Volume{}, err
 	}
 	defer unlock()
 
-	v, err := b.vols.current(id)
+	v, err := b.vols.currentOf(s.Name)
 	if err == nil {
-		if diff := v.differences(s); len(diff) > 0 {
-			return Volume{}, fmt.Errorf("volume %s %w: %s; use another name or delete it first", id, errConflict, strings.Join(diff, "; "))
-		}
-		return v, nil
+		return v, v.checkIs(s)
 	}
 	if !errors.Is(err, errNotFound) {
 		return Volume{}, err
 	}
-	if err := b.vols.finishDelete(id); err != nil {
-		return Volume{}, fmt.Errorf("finish the deletion of its predecessor: %w", err)
-	}
-	v = Volume{ID: id, Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Mutable: s.Mutable, Segments: b.segments}
-	v.Generation = rand.Int64N(1 << 52) // not that of a predecessor of this name
+	v = Volume{ID: b.vols.idFor(s.Name), Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Mutable: s.Mutable, Segments: b.segments}
 	if s.Source != nil {
 		return b.createFrom(ctx, v, s)
 	}
@@ -175,6 +173,8 @@ func (b *fileBackend) createEmpty(v Volume, s VolumeSpec) (_ Volume, err error) 
 		return Volume{}, fmt.Errorf("remove the copy that was to become it: %w", err)
 	}
 	// The image comes first: once metadata is there the volume exists.
+	b.vols.setBegun(v.ID, true)
+	defer b.vols.settle(v.ID)
 	if err := b.vols.makeImage(v.ID, v.CapacityBytes); err != nil {
 		return Volume{}, withSpaceKind(err)
 	}

@@ -16,9 +16,8 @@ import (
 )
 
 // filePools is the Backend over all pools of the driver. What it adds to one of
-// them: where a new volume goes, and which pool has the one that is asked for. A
-// volume's ID follows from its name whatever the pool, and a name that no pool has
-// is created only when all pools can be asked.
+// them: where a new volume goes, and which pool has the one that is asked for. A name
+// that no pool has is created only when all pools can be asked.
 type filePools struct {
 	*poolSet[*fileBackend]
 	names   keyLocks // of what is being created
@@ -113,13 +112,12 @@ func (m *filePools) volume(ctx context.Context, op, id string) (*fileBackend, er
 
 func (m *filePools) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error) {
 	const op = "create volume"
-	id := volumeID(s.Name)
-	unlock, err := m.names.lock(ctx, op, id)
+	unlock, err := m.names.lock(ctx, op, keyOfName(volumeKind, s.Name))
 	if err != nil {
 		return Volume{}, err
 	}
 	defer unlock()
-	b, err := m.volume(ctx, op, id)
+	b, err := m.holder(ctx, op, s.Name, func(b *fileBackend) bool { return b.vols.has(s.Name) })
 	if err == nil {
 		return b.CreateVolume(ctx, s)
 	}
@@ -291,13 +289,12 @@ func (m *filePools) snapshot(ctx context.Context, op, id string) (*fileBackend, 
 
 func (m *filePools) CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error) {
 	const op = "create snapshot"
-	id := snapshotID(s.Name)
-	unlock, err := m.names.lock(ctx, op, id)
+	unlock, err := m.names.lock(ctx, op, keyOfName(snapshotKind, s.Name))
 	if err != nil {
 		return Snapshot{}, err
 	}
 	defer unlock()
-	b, err := m.snapshot(ctx, op, id)
+	b, err := m.holder(ctx, op, s.Name, func(b *fileBackend) bool { return b.snaps.has(s.Name) })
 	if errors.Is(err, errNotFound) {
 		b, err = m.volume(ctx, op, s.SourceVolumeID)
 	}

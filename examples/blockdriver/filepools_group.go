@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,10 +16,6 @@ import (
 // first snapshot <id>.making is, beside it. Snapshots of a group that has this mark and
 // no record were never acknowledged and are removed. Without the mark they stay: their
 // record may be in a pool that this process was not told of.
-
-var groupIDPattern = regexp.MustCompile(`^group-[0-9a-f]{32}$`)
-
-func groupID(name string) string { return "group-" + digest(name) }
 
 // memberName is a name that no CO can send: names have no NUL.
 func memberName(group, volumeID string) string { return "group\x00" + group + "\x00" + volumeID }
@@ -96,21 +91,13 @@ func (m *filePools) group(ctx context.Context, op, id string) (*fileBackend, err
 
 func (m *filePools) CreateGroup(ctx context.Context, s GroupSpec) (Group, error) {
 	const op = "create group snapshot"
-	id := groupID(s.Name)
-	unlock, err := m.names.lock(ctx, op, id)
+	unlock, err := m.names.lock(ctx, op, keyOfName(groupKind, s.Name))
 	if err != nil {
 		return Group{}, err
 	}
 	defer unlock()
-	b, err := m.group(ctx, op, id)
-	if err == nil {
-		var g Group
-		if g, err = m.existingGroup(ctx, b, s); err == nil {
-			return g, nil
-		}
-	}
-	if !errors.Is(err, errNotFound) {
-		return Group{}, err
+	if g, err := m.existingGroup(ctx, s); !errors.Is(err, errNotFound) {
+		return g, err
 	}
 	home, err := m.volume(ctx, op, s.VolumeIDs[0])
 	if err != nil {
@@ -125,15 +112,30 @@ func (m *filePools) CreateGroup(ctx context.Context, s GroupSpec) (Group, error)
 	})
 }
 
-func (m *filePools) existingGroup(ctx context.Context, b *fileBackend, s GroupSpec) (Group, error) {
-	g, err := b.groups.current(groupID(s.Name))
+// existingGroup returns errNotFound when there is none, or only what was begun of it.
+func (m *filePools) existingGroup(ctx context.Context, s GroupSpec) (g Group, err error) {
+	const op = "create group snapshot"
+	b, err := m.holder(ctx, op, s.Name, func(b *fileBackend) bool { return b.groups.has(s.Name) })
 	if err != nil {
-		return g, fail("create group snapshot", s.Name, "%w", err)
+		return g, err
+	}
+	if g, err = b.groups.currentOf(s.Name); err != nil {
+		return g, fail(op, s.Name, "%w", err)
 	}
 	if has := g.volumeIDs(); g.Name != s.Name || !slices.Equal(has, s.VolumeIDs) {
-		return g, fail("create group snapshot", s.Name, "%w: it has the volumes %v, request wants %v; use another name or delete it first", errConflict, has, s.VolumeIDs)
+		return g, fail(op, s.Name, "%w: it has the volumes %v, request wants %v; use another name or delete it first", errConflict, has, s.VolumeIDs)
 	}
 	return m.withSnapshots(ctx, g)
+}
+
+// groupIDFor returns the ID of what was begun of the group, or a new one.
+func (m *filePools) groupIDFor(name string) string {
+	for _, b := range m.here() {
+		if id, ok := b.groups.find(name); ok {
+			return id
+		}
+	}
+	return newID(groupKind, name)
 }
 
 // member is one volume of a group whose snapshot is being made.
@@ -145,12 +147,15 @@ type member struct {
 }
 
 func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupSpec) (_ Group, err error) {
-	id := groupID(s.Name)
-	unlock, err := home.lock(ctx, "create group snapshot", id)
+	unlock, err := home.lock(ctx, "create group snapshot", keyOfName(groupKind, s.Name))
 	if err != nil {
 		return Group{}, err
 	}
 	defer unlock()
+	if g, err := m.existingGroup(ctx, s); !errors.Is(err, errNotFound) { // made while we waited
+		return g, err
+	}
+	id := m.groupIDFor(s.Name)
 	if err := m.dropUnfinished(id); err != nil {
 		return Group{}, fmt.Errorf("remove what an earlier attempt has left: %w", err)
 	}
@@ -186,6 +191,7 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 	if err := home.remove(home.pool.groups, id+extMaking); err != nil {
 		m.log.Warn("the mark of a finished group snapshot stays until the next start", "id", id, "error", err)
 	}
+	home.groups.setBegun(id, false)
 	return g, nil
 }
 
@@ -201,6 +207,7 @@ type makingMark struct {
 func (b *fileBackend) markGroup(id string, s GroupSpec) error {
 	data, err := encode(makingMark{formatVersion, s.Name, s.VolumeIDs})
 	if err == nil {
+		b.groups.setBegun(id, true)
 		_, err = b.replaceFile(b.pool.groups, id+extMaking, data)
 	}
 	return err
@@ -213,6 +220,7 @@ func (m *filePools) dropUnfinished(id string) error {
 	for _, b := range m.here() {
 		data, err := b.pool.groups.ReadFile(id + extMaking)
 		if errors.Is(err, fs.ErrNotExist) {
+			b.groups.setBegun(id, false)
 			continue
 		}
 		if r, _ := b.groups.lookUp(id); r.inDoubt {
@@ -231,6 +239,7 @@ func (m *filePools) dropUnfinished(id string) error {
 		if err != nil {
 			return err
 		}
+		b.groups.setBegun(id, false)
 	}
 	return nil
 }
@@ -239,8 +248,8 @@ func (m *filePools) dropMembers(s GroupSpec) error {
 	var errs []error
 	for _, b := range m.here() {
 		for _, v := range s.VolumeIDs {
-			if snap := snapshotID(memberName(s.Name, v)); b.snaps.claimed(snap) {
-				errs = append(errs, b.deleteSnapshot(snap))
+			if id, ok := b.snaps.find(memberName(s.Name, v)); ok {
+				errs = append(errs, b.deleteSnapshot(id))
 			}
 		}
 	}
@@ -271,7 +280,7 @@ func (m *filePools) hold(ctx context.Context, s GroupSpec) (members []*member, _
 			return nil, nil, err
 		}
 		releases = append(releases, free)
-		c, err := begin(b, b.snaps, snapshotID(memberName(s.Name, id)), from)
+		c, err := begin(b, b.snaps, b.snaps.idFor(memberName(s.Name, id)), from)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -31,10 +31,10 @@ func groupOf(t *testing.T, m *filePools, name string, volumes ...string) GroupSp
 	s := GroupSpec{Name: name}
 	for i, v := range volumes {
 		b := m.named([]string{"a1", "b1"}[i%2])
-		if !b.vols.known(volumeID(v)) {
+		if !b.vols.has(v) {
 			filled(t, b, v)
 		}
-		s.VolumeIDs = append(s.VolumeIDs, volumeID(v))
+		s.VolumeIDs = append(s.VolumeIDs, b.volumeID(v))
 	}
 	slices.Sort(s.VolumeIDs)
 	return s
@@ -49,7 +49,7 @@ func TestGroup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(g.Snapshots) != 3 || g.ID != groupID("g") || g.CreatedAt.IsZero() {
+	if len(g.Snapshots) != 3 || !groupIDPattern.MatchString(g.ID) || g.CreatedAt.IsZero() {
 		t.Errorf("%+v", g)
 	}
 	check := func(m *filePools) {
@@ -79,7 +79,7 @@ func TestGroup(t *testing.T) {
 
 	_, err = m.CreateGroup(ctx, groupOf(t, m, "g", "a", "b"))
 	wantCode(t, err, codes.AlreadyExists)
-	_, err = m.CreateGroup(ctx, GroupSpec{Name: "h", VolumeIDs: []string{volumeID("a"), volumeID("nobody")}})
+	_, err = m.CreateGroup(ctx, GroupSpec{Name: "h", VolumeIDs: []string{m.volumeID("a"), volumeID("nobody")}})
 	wantCode(t, err, codes.NotFound)
 	_, err = m.GetGroup(ctx, groupID("nobody"), nil)
 	wantCode(t, err, codes.NotFound)
@@ -183,7 +183,7 @@ func TestGroupFaults(t *testing.T) {
 					m := openTestPools(t, dir, nil)
 					s := groupOf(t, m, "g", "a", "b")
 					create := func() error { _, err := m.CreateGroup(ctx, s); return err }
-					remove := func() error { return m.DeleteGroup(ctx, groupID("g"), nil) }
+					remove := func() error { return m.DeleteGroup(ctx, m.groupID("g"), nil) }
 					op := create
 					if test.delete {
 						if err := create(); err != nil {
@@ -224,7 +224,7 @@ func TestGroupFaults(t *testing.T) {
 						if err := create(); err != nil {
 							t.Fatalf("step %d: again: %v", n, err)
 						}
-						g, err := m.GetGroup(ctx, groupID("g"), nil)
+						g, err := m.GetGroup(ctx, m.groupID("g"), nil)
 						if err != nil || len(g.Snapshots) != 2 {
 							t.Fatalf("step %d: %+v, %v", n, g, err)
 						}
@@ -234,7 +234,7 @@ func TestGroupFaults(t *testing.T) {
 						}
 					default: // whatever a CO finds, it is a whole group or nothing
 						snaps, _, err := m.ListSnapshots(ctx, "", "", 0)
-						g, gerr := m.GetGroup(ctx, groupID("g"), nil)
+						g, gerr := m.GetGroup(ctx, m.groupID("g"), nil)
 						if err != nil || gerr == nil && len(snaps) != len(g.Snapshots) || gerr != nil && len(snaps) != 0 {
 							t.Fatalf("step %d: %d snapshots (%v), group %+v, %v", n, len(snaps), err, g, gerr)
 						}
@@ -243,7 +243,7 @@ func TestGroupFaults(t *testing.T) {
 						t.Fatal(err)
 					}
 					for _, id := range s.VolumeIDs {
-						if err := m.DeleteSnapshot(ctx, snapshotID(memberName("g", id))); err != nil {
+						if err := m.DeleteSnapshot(ctx, m.snapshotID(memberName("g", id))); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -66,7 +67,7 @@ func poolOf(t *testing.T, dir, name string) string {
 	t.Helper()
 	found := ""
 	for _, p := range []string{"a1", "a2", "b1"} {
-		if _, err := os.Stat(filepath.Join(dir, p, "volumes", volumeID(name)+extMetadata)); err == nil {
+		if _, err := os.Stat(filepath.Join(dir, p, "volumes", idOnDisk(volumeKind, name, filepath.Join(dir, p))+extMetadata)); err == nil {
 			if found != "" {
 				t.Fatalf("%s is in %s and in %s", name, found, p)
 			}
@@ -156,7 +157,7 @@ func TestPoolAway(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	away := volumeID("away")
+	away := idOnDisk(volumeKind, "away", unmounted)
 	for what, op := range map[string]func() error{
 		"create again": func() error { _, err := m.CreateVolume(ctx, in("away", zone("a", "b"))); return err },
 		"create a new": func() error { _, err := m.CreateVolume(ctx, in("new", zone("a"))); return err },
@@ -168,8 +169,8 @@ func TestPoolAway(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) { wantCode(t, op(), codes.Unavailable, "pool b1", mountPoint) })
 	}
-	mine := volumeID("mine")
-	_, err := m.CreateVolume(ctx, in("mine", zone("a")))
+	v, err := m.CreateVolume(ctx, in("mine", zone("a")))
+	mine := v.ID
 	wantCode(t, err, codes.OK)
 	_, err = m.AttachVolume(ctx, mine, Attachment{NodeID: "n"})
 	wantCode(t, errors.Join(err, m.DetachVolume(ctx, mine, "n")), codes.OK)
@@ -197,16 +198,17 @@ func TestVolumeInTwoPools(t *testing.T) {
 	if _, err := m.CreateVolume(t.Context(), in("v", zone("b"))); err != nil {
 		t.Fatal(err)
 	}
+	id := m.volumeID("v")
 	m.Close()
 	for _, ext := range []string{extImage, extMetadata} {
-		if err := os.Link(filepath.Join(dir, "b1", "volumes", volumeID("v")+ext), filepath.Join(dir, "a1", "volumes", volumeID("v")+ext)); err != nil {
+		if err := os.Link(filepath.Join(dir, "b1", "volumes", id+ext), filepath.Join(dir, "a1", "volumes", id+ext)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	m = openTestPools(t, dir, nil)
 	_, err := m.CreateVolume(t.Context(), in("v", nil))
 	wantCode(t, err, codes.DataLoss, "2 pools")
-	wantCode(t, m.DeleteVolume(t.Context(), volumeID("v")), codes.DataLoss, "2 pools")
+	wantCode(t, m.DeleteVolume(t.Context(), id), codes.DataLoss, "2 pools")
 }
 
 // A node is told apart by pool: one that has not the pool cannot have its volumes,
@@ -257,7 +259,7 @@ func TestAttachLimitAcrossPools(t *testing.T) {
 		}
 	}
 	attach := func(name string) error {
-		_, err := m.AttachVolume(ctx, volumeID(name), Attachment{NodeID: "n"})
+		_, err := m.AttachVolume(ctx, m.volumeID(name), Attachment{NodeID: "n"})
 		return err
 	}
 	wantCode(t, attach("a1"), codes.OK)
@@ -268,7 +270,7 @@ func TestAttachLimitAcrossPools(t *testing.T) {
 	for _, b := range m.here() {
 		b.segments = nil
 	}
-	if err := m.DetachVolume(ctx, volumeID("a1"), ""); err != nil {
+	if err := m.DetachVolume(ctx, m.volumeID("a1"), ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := m.named("a1").attached.count("n"); got != 1 {
@@ -313,12 +315,103 @@ func TestListAcrossPools(t *testing.T) {
 		}
 	}
 	for name := range 30 {
-		if want[volumeID(fmt.Sprint(name))] {
+		if want[m.volumeID(fmt.Sprint(name))] {
 			t.Errorf("%d was there all the time and is in no page", name)
 		}
 	}
 	_, _, err := m.ListVolumes(ctx, "7", 7)
 	wantCode(t, err, codes.Aborted)
+}
+
+// Who joins a create that is under way gets its volume only if that is what was asked
+// for: the place counts too.
+func TestJoinedCreateElsewhere(t *testing.T) {
+	m := openTestPools(t, t.TempDir(), nil)
+	for _, b := range m.here() {
+		b.reflink = false
+	}
+	b := m.named("a1")
+	source := filled(t, b, "a")
+	began, goOn := make(chan bool), make(chan bool)
+	b.step = func(name string) error {
+		if name == "truncate image" && began != nil {
+			close(began)
+			began = nil
+			<-goOn
+		}
+		return nil
+	}
+	wait := began
+	s := from("c", source.ID)
+	s.Requirement = zone("a")
+	done := make(chan error, 2)
+	short, cancel := context.WithCancel(t.Context())
+	go func() { _, err := m.CreateVolume(short, s); done <- err }()
+	<-wait
+	cancel()
+	wantCode(t, <-done, codes.DeadlineExceeded)
+	for _, r := range []*csi.TopologyRequirement{zone("a"), zone("b")} {
+		s.Requirement = r
+		go func(s VolumeSpec) { _, err := m.CreateVolume(t.Context(), s); done <- err }(s)
+		if r.Requisite[0].Segments[testZone] == "a" {
+			continue
+		}
+		close(goOn)
+	}
+	var ok, elsewhere int
+	for range 2 {
+		switch err := <-done; status.Code(err) {
+		case codes.OK:
+			ok++
+		case codes.AlreadyExists:
+			elsewhere++
+		default:
+			t.Error(err)
+		}
+	}
+	if ok != 1 || elsewhere != 1 {
+		t.Errorf("%d have it, %d are told that it is elsewhere; want one each", ok, elsewhere)
+	}
+}
+
+// Two controllers that are asked for one name at the same time make one volume.
+func TestOneNameByTwoControllers(t *testing.T) {
+	dir := t.TempDir()
+	both := []*filePools{openTestPools(t, dir, nil), openTestPools(t, dir, nil)}
+	for round := range 3 {
+		name := fmt.Sprint("v", round)
+		ids := make([]string, len(both))
+		var wg sync.WaitGroup
+		for i, m := range both {
+			wg.Go(func() {
+				for range 100 { // the CO repeats what it was refused
+					_, err := m.UnaryServerInterceptor(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: csi.Controller_CreateVolume_FullMethodName},
+						func(ctx context.Context, _ any) (any, error) {
+							v, err := m.CreateVolume(ctx, in(name, zone("a", "b")))
+							ids[i] = v.ID
+							return nil, err
+						})
+					if err == nil {
+						return
+					}
+					wantCode(t, err, codes.Unavailable)
+				}
+			})
+		}
+		wg.Wait()
+		if ids[0] == "" || ids[0] != ids[1] {
+			t.Errorf("%s is %q", name, ids)
+		}
+		poolOf(t, dir, name)
+	}
+	found := 0
+	for _, p := range []string{"a1", "a2", "b1"} {
+		files, _ := filepath.Glob(filepath.Join(dir, p, "volumes", "*"+extImage))
+		found += len(files)
+	}
+	if found != 3 {
+		t.Errorf("%d images of 3 volumes", found)
+	}
 }
 
 // Two controllers on the same pools: who is asked has them, and what is promised,
@@ -359,7 +452,7 @@ func TestHandover(t *testing.T) {
 	if err != nil || len(all) != 5 {
 		t.Errorf("%d volumes, %v", len(all), err)
 	}
-	_, err = two.AttachVolume(ctx, volumeID("3"), Attachment{NodeID: "n"})
+	_, err = two.AttachVolume(ctx, two.volumeID("3"), Attachment{NodeID: "n"})
 	wantCode(t, err, codes.ResourceExhausted, "has 3 volumes")
 	if n := one.attached.count("n"); n != 0 || len(one.here()) != 0 {
 		t.Errorf("the first one still counts %d volumes, in %d pools", n, len(one.here()))
@@ -380,7 +473,10 @@ func TestHandover(t *testing.T) {
 	got := make(chan error)
 	go func() {
 		got <- call(one, csi.Controller_ListVolumes_FullMethodName, func() error {
-			_, err := one.GetVolume(ctx, volumeID("last"))
+			all, _, err := one.ListVolumes(ctx, "", 0)
+			if err == nil && len(all) != 6 {
+				err = fmt.Errorf("%d volumes, want 6", len(all))
+			}
 			return err
 		})
 	}()
@@ -437,14 +533,14 @@ func TestOvercommit(t *testing.T) {
 	}
 	wantCode(t, create("c", 7*gib), codes.ResourceExhausted, "-overcommit")
 	wantCode(t, create("c", 6*gib), codes.OK)
-	_, err := b.ExpandVolume(t.Context(), volumeID("c"), CapacityRange{Required: 6*gib + 1})
+	_, err := b.ExpandVolume(t.Context(), b.volumeID("c"), CapacityRange{Required: 6*gib + 1})
 	wantCode(t, err, codes.ResourceExhausted, "-overcommit")
 	b2 := reopen(t, b)
 	b2.space, b2.limits = b.space, b.limits
 	if b = b2; free() != 0 {
 		t.Errorf("after a restart %d bytes may be asked for, want none", free())
 	}
-	if err := b.DeleteVolume(t.Context(), volumeID("a")); err != nil {
+	if err := b.DeleteVolume(t.Context(), b.volumeID("a")); err != nil {
 		t.Fatal(err)
 	}
 	if free() != 7*gib {
