@@ -5,13 +5,20 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 )
 
 const commandUsage = `
 Commands, each with -pool as above:
-  blockdriver init -pool ...            make pools of empty directories
+  blockdriver init [-once DIR] -pool ...
+                                        make pools of directories that are empty or missing.
+                                        -once is for a start script: it remembers in DIR, which
+                                        is elsewhere, that a pool was there, and does not make
+                                        it anew when its file system is not mounted
   blockdriver fsck [-repair] -pool ...  look for what is wrong in the pools; -repair: and do
                                         about it what cannot lose anything
 `
@@ -25,17 +32,23 @@ func runCommand(args []string, getenv func(string) string, stdout io.Writer) (ok
 		return false, nil
 	}
 	var pools poolFlags
-	fs := flag.NewFlagSet("blockdriver "+args[0], flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	fs.Var(&pools, "pool", "")
-	repair := args[0] == "fsck" && fs.Bool("repair", false, "") != nil
-	if err := fs.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
+	flags := flag.NewFlagSet("blockdriver "+args[0], flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.Var(&pools, "pool", "")
+	var repair bool
+	var once string
+	if args[0] == "fsck" {
+		flags.BoolVar(&repair, "repair", false, "")
+	} else {
+		flags.StringVar(&once, "once", "", "")
+	}
+	if err := flags.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
 		fmt.Fprint(stdout, strings.TrimPrefix(commandUsage, "\n"))
 		return true, err
 	} else if err != nil {
 		return true, err
 	}
-	if rest := fs.Args(); len(rest) > 0 {
+	if rest := flags.Args(); len(rest) > 0 {
 		return true, fmt.Errorf("unexpected argument %q: pools are named with -pool", rest[0])
 	}
 	if len(pools.texts) == 0 {
@@ -48,15 +61,18 @@ func runCommand(args []string, getenv func(string) string, stdout io.Writer) (ok
 		return true, errors.New("-pool is required, for instance -pool /var/lib/blockdriver")
 	}
 	if args[0] == "init" {
-		return true, initPools(pools.list, stdout)
+		return true, initPools(pools.list, once, stdout)
 	}
-	repair = repair && fs.Lookup("repair").Value.String() == "true"
 	return true, fsck(pools.list, repair, stdout)
 }
 
-func initPools(configs []poolConfig, stdout io.Writer) error {
+func initPools(configs []poolConfig, once string, stdout io.Writer) error {
 	for _, c := range configs {
-		p, err := initPool(c.Dir)
+		make := initPool
+		if once != "" {
+			make = func(dir string) (*pool, error) { return initPoolOnce(dir, once) }
+		}
+		p, err := make(c.Dir)
 		if err != nil {
 			return err
 		}
@@ -66,6 +82,34 @@ func initPools(configs []poolConfig, stdout io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// initPoolOnce is initPool for what runs at each start: a pool that was in dir before,
+// as a file in the directory remembered says, is not made anew.
+func initPoolOnce(dir, remembered string) (*pool, error) {
+	at, err := os.OpenRoot(remembered)
+	if err != nil {
+		return nil, fmt.Errorf("-once: %w", err)
+	}
+	defer at.Close()
+	name := "pool-" + digest(dir)[:halfID]
+	if _, err := at.Lstat(name); err == nil {
+		p, err := openPool(dir)
+		if err != nil {
+			err = fmt.Errorf("there was a pool, as %s says: %w", filepath.Join(remembered, name), err)
+		}
+		return p, err
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("-once: %w", err)
+	}
+	p, err := initPool(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(writeSynced(at, name, []byte(dir+"\n")), syncDir(at)); err != nil {
+		return nil, errors.Join(fmt.Errorf("-once: %w", err), p.Close())
+	}
+	return p, nil
 }
 
 // fsck prints what is wrong. Its error is errProblems if something is, and stays.

@@ -141,6 +141,40 @@ func TestInit(t *testing.T) {
 			t.Errorf("%s, %v", out, err)
 		}
 	}
+	// For a start script: what was a pool is not made anew.
+	disk, remembered := filepath.Join(dir, "disk"), t.TempDir()
+	for range 2 {
+		if _, err := command(t, "init", "-once", remembered, "-pool", disk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unmount := func() {
+		if err := errors.Join(os.Rename(disk, disk+".away"), os.Mkdir(disk, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unmount()
+	if _, err := command(t, "init", "-once", remembered, "-pool", disk); err == nil || !strings.Contains(err.Error(), "there was a pool, as "+remembered) {
+		t.Error(err)
+	}
+	if names, err := os.ReadDir(disk); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+	if err := errors.Join(os.Remove(disk), os.Rename(disk+".away", disk)); err != nil {
+		t.Fatal(err)
+	}
+	// A pool that was made before is remembered too.
+	later := t.TempDir()
+	if _, err := command(t, "init", "-once", later, "-pool", disk); err != nil {
+		t.Fatal(err)
+	}
+	unmount()
+	if _, err := command(t, "init", "-once", later, "-pool", disk); err == nil {
+		t.Error("made anew")
+	}
+	if _, err := command(t, "init", "-once", later+"/nowhere", "-pool", disk); err == nil || !strings.Contains(err.Error(), "-once") {
+		t.Error(err)
+	}
 	if _, err := command(t, "init", "-pool", used); err == nil || !strings.Contains(err.Error(), "thesis.txt") {
 		t.Error(err)
 	}

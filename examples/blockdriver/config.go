@@ -39,6 +39,7 @@ const usage = `blockdriver is a CSI driver that keeps volumes as sparse image fi
 directory (the pool) and gives them to pods as loop devices.
 
 Usage:
+  blockdriver init -pool /var/lib/blockdriver     (once)
   blockdriver -endpoint unix:///run/csi/csi.sock -pool /var/lib/blockdriver
 
 Several pools, and from where their volumes are accessible; each node is told
@@ -70,7 +71,7 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.StringVar(&c.register, "register", "", "register with kubelet, without node-driver-registrar: the `path` of the endpoint's socket as kubelet sees it")
 	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` where -register meets kubelet: its plugins_registry, as this process sees it")
 	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
-	fs.Var(&c.pools, "pool", "`directory` of the volumes (required), made if it is missing, for an empty one see the command init; or name=directory,segment=value,...; repeat it, or part them by semicolons, for several")
+	fs.Var(&c.pools, "pool", "`directory` of the volumes (required), which the command init has made a pool; or name=directory,segment=value,...; repeat it, or part them by semicolons, for several")
 	fs.Float64Var(&c.overcommit, "overcommit", 10, "how many `times` its own size all volumes and snapshots of a pool may have together; 0: no limit")
 	fs.Float64Var(&c.reserve, "reserve", 5, "`percent` of a pool that stay free: nothing new is made of it, so that the volumes there can grow into it")
 	fs.Var(&c.topology, "topology", "`segments` of this node: segment=value,...")

@@ -245,6 +245,7 @@ func newCrashVolume(t *testing.T, fsType string, size int64) *crashVolume {
 		}
 	}
 	w := &crashVolume{t: t, dir: dir, fsType: fsType, size: size}
+	makePool(t, w.pool())
 	quick := grpc.ConnectParams{MinConnectTimeout: 10 * time.Second, Backoff: backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1, MaxDelay: 5 * time.Millisecond}}
 	if w.conn, err = grpc.NewClient(w.endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(quick), grpc.WithDefaultCallOptions(grpc.WaitForReady(true))); err != nil {

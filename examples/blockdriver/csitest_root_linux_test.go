@@ -69,6 +69,7 @@ func TestRulesTorture(t *testing.T) {
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
 	dir := t.TempDir()
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	makePool(t, filepath.Join(dir, "pool"))
 	report, err := csitest.Torture(t.Context(), csitest.Target{
 		Endpoint: endpoint,
 		Start: func() *exec.Cmd {

@@ -81,47 +81,14 @@ type nodeRecord struct {
 	Topology   topology.Segments `json:"topology,omitempty"`
 }
 
-// openPool opens the pool in dir. A missing directory becomes a pool, in a directory
-// that is there. One that is there and has no marker is refused, also when it is
-// empty: so is the mount point of a pool that is not mounted, and a new pool in its
-// place would know none of the volumes, and let the CO believe that they are gone. A
-// wrong path must not end with the driver deleting somebody's files either.
-func openPool(dir string) (*pool, error) {
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		if err := makePool(dir); err != nil {
-			return nil, fail("make pool", dir, "%w", err)
-		}
-	}
-	return openPoolIn(dir, false)
-}
+// openPool opens the pool in dir. What has no marker is refused, be it missing, empty or
+// somebody's: so look a pool whose file system is not mounted and a wrong path, and a
+// new pool in its place would know none of the volumes, and let the CO believe that
+// they are gone.
+func openPool(dir string) (*pool, error) { return openPoolIn(dir, false) }
 
-// makePool makes the directory with its marker in it, or finds that another process
-// has: a kill leaves no empty directory.
-func makePool(dir string) (err error) {
-	tmp := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"."+rand.Text()+extTemp)
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		return err
-	}
-	defer os.Remove(tmp)
-	root, err := os.OpenRoot(tmp)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	if err := (&pool{dir: tmp, root: root}).createMarker(); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, dir); err == nil {
-		return nil
-	}
-	err = root.Remove(markerName)
-	if _, there := os.Lstat(dir); there != nil {
-		return errors.Join(there, err)
-	}
-	return err
-}
-
-// initPool is openPool for an empty directory as well.
+// initPool makes a pool of an empty directory, or of a missing one in a directory that
+// is there. One that is a pool stays as it is.
 func initPool(dir string) (*pool, error) { return openPoolIn(dir, true) }
 
 func openPoolIn(dir string, create bool) (_ *pool, err error) {
@@ -140,7 +107,11 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 			return nil, fail("open pool", abs, "%w", err)
 		}
 	}
-	if p.root, err = os.OpenRoot(abs); err != nil {
+	p.root, err = os.OpenRoot(abs)
+	if errors.Is(err, fs.ErrNotExist) && !create {
+		err = fmt.Errorf("the directory is not there: %s", p.mountOrInit())
+	}
+	if err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
 	if err := p.checkMarker(create); err != nil {
@@ -207,9 +178,13 @@ func (p *pool) checkMarker(create bool) error {
 		return err
 	}
 	if stranger == "" {
-		return fmt.Errorf("the directory is empty: mount the pool's file system there; or, if this is to be a new pool, run blockdriver init -pool %s", p.dir)
+		return fmt.Errorf("the directory is empty: %s", p.mountOrInit())
 	}
 	return fmt.Errorf("the directory has no %s and is not empty (it holds %q); use an empty directory, or mount the pool's file system there", markerName, stranger)
+}
+
+func (p *pool) mountOrInit() string {
+	return "mount the pool's file system; or, if this is to be a new pool, run: blockdriver init -pool " + p.dir
 }
 
 func (p *pool) readMarker() error {

@@ -35,6 +35,18 @@ func needLinux(t *testing.T) {
 	}
 }
 
+// makePool is what an administrator has done once.
+func makePool(t *testing.T, dir string) {
+	t.Helper()
+	p, err := initPool(dir)
+	if err == nil {
+		err = p.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // openBackend opens the pool in dir, as a controller would at its start, with a
 // terabyte of room.
 func openBackend(t *testing.T, dir string, log *slog.Logger) *fileBackend {
@@ -153,7 +165,7 @@ func TestOpenPool(t *testing.T) {
 		prepare func(t *testing.T, dir string)
 		wantErr string
 	}{
-		{"missing", func(*testing.T, string) {}, ""},
+		{"missing", func(*testing.T, string) {}, "blockdriver init -pool"},
 		{"unmounted", func(t *testing.T, dir string) { os.Mkdir(dir, 0o700) }, "blockdriver init -pool"},
 		{"fresh file system", func(t *testing.T, dir string) { os.MkdirAll(dir+"/lost+found", 0o700) }, "blockdriver init -pool"},
 		{"killed while the marker was written", func(t *testing.T, dir string) {
@@ -190,6 +202,9 @@ func TestOpenPool(t *testing.T) {
 				if _, err := os.Stat(dir + "/volumes"); err == nil {
 					t.Error("refused, and yet something was made in it")
 				}
+				if _, err := os.Stat(dir); test.name == "missing" && err == nil {
+					t.Error("refused, and yet it was made")
+				}
 				if !strings.Contains(test.wantErr, "init") {
 					return
 				}
@@ -211,13 +226,13 @@ func TestOpenPool(t *testing.T) {
 	}
 }
 
-// Node plugins and the controller may all meet the empty directory at once.
-func TestOpenPoolConcurrently(t *testing.T) {
+// Several pods may meet the empty directory at once.
+func TestInitPoolConcurrently(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	var wg sync.WaitGroup
 	for range 32 {
 		wg.Go(func() {
-			p, err := openPool(dir)
+			p, err := initPool(dir)
 			if err != nil {
 				t.Error(err)
 				return

@@ -38,7 +38,11 @@ func openTestPools(t *testing.T, dir string, free map[string]int64) *filePools {
 	needLinux(t)
 	var configs []poolConfig
 	for _, name := range []string{"a1", "a2", "b1"} {
-		configs = append(configs, poolConfig{Name: name, Dir: filepath.Join(dir, name), Segments: topology.Segments{testZone: name[:1]}})
+		c := poolConfig{Name: name, Dir: filepath.Join(dir, name), Segments: topology.Segments{testZone: name[:1]}}
+		if _, err := os.Lstat(c.Dir); err != nil {
+			makePool(t, c.Dir)
+		}
+		configs = append(configs, c)
 	}
 	m, err := openPools(t.Context(), configs, policy{}, new(blocking.Group), slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -632,7 +636,8 @@ func TestControllerTopology(t *testing.T) {
 // Two machines with one node ID would both be allowed to mount a volume.
 func TestNodeIDIsTaken(t *testing.T) {
 	needLinux(t)
-	dir := filepath.Join(t.TempDir(), "pool")
+	dir := t.TempDir()
+	makePool(t, dir)
 	open := func() (nodePools, error) {
 		cfg := config{pools: poolFlags{list: []poolConfig{{Name: "default", Dir: dir}}}, nodeID: "n"}
 		return openNodePools(t.Context(), cfg, new(blocking.Group), slog.New(slog.DiscardHandler))

@@ -69,6 +69,7 @@ func health(t *testing.T, args ...string) (get func(path string) string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	makePool(t, dir+"/pool")
 	ctx, stop := context.WithCancel(context.Background())
 	done, log := make(chan error, 1), &logText{}
 	go func() {

@@ -33,11 +33,9 @@ func mountPool(t *testing.T, dir, fsType string) {
 	if out, err := exec.Command("mkfs."+fsType, "-q", dev.Path).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs: %v: %s", err, out)
 	}
-	must(t, os.Mkdir(dir, 0o700))
+	must(t, os.MkdirAll(dir, 0o700))
 	must(t, unix.Mount(dev.Path, dir, fsType, 0, ""))
-	p, err := initPool(dir)
-	must(t, err)
-	must(t, p.Close())
+	makePool(t, dir)
 	t.Cleanup(func() { must(t, unix.Unmount(dir, 0)) })
 }
 

@@ -24,6 +24,7 @@ func TestRegister(t *testing.T) {
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	makePool(t, filepath.Join(dir, "pool"))
 	for _, args := range [][]string{{}, {"-register", sock, "-registration-dir", registry}} {
 		args = append(args, "-mode", "node", "-endpoint", "unix://"+sock, "-pool", filepath.Join(dir, "pool"), "-node-id", "node")
 		ctx, stop := context.WithCancel(t.Context())

@@ -65,6 +65,7 @@ var notOffered = map[string]int{
 // startInProcess serves the driver until the test ends and returns its endpoint.
 func startInProcess(t *testing.T, dir string) string {
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	makePool(t, filepath.Join(dir, "pool"))
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {

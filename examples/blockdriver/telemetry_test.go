@@ -52,6 +52,7 @@ func TestTelemetry(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
+	makePool(t, dir+"/pool")
 	ctx, stop := context.WithCancel(t.Context())
 	done, log := make(chan error, 1), &logText{}
 	go func() {

@@ -138,6 +138,9 @@ func walk(ctx context.Context, dir, driver string) (left []error, err error) {
 		return nil, err
 	}
 	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
+	if out, err := exec.CommandContext(ctx, driver, "init", "-pool", poolPath(dir)).CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("make the pool: %w: %s", err, out)
+	}
 	report, err := csitest.Walk(ctx, csitest.Target{Endpoint: endpoint, Start: func() *exec.Cmd {
 		c := exec.Command(driver, "-endpoint", endpoint, "-pool", poolPath(dir), "-node-id", "demo-node")
 		c.Stdout, c.Stderr = log, log
