@@ -125,6 +125,7 @@ var (
 	errInvalid    = errors.New("invalid")
 	errRefused    = errors.New("refused") // somebody has to act
 	errDamaged    = errors.New("damaged")
+	errUnsettled  = errors.New("not finished") // it is there, and goes on with the next attempt
 
 	// errMounted: the volume is no whole.
 	errMounted = fmt.Errorf("%w: something else is mounted there, which is not the volume's; unmount it on the server", errRefused)
@@ -136,6 +137,7 @@ var codeOf = []struct {
 	kind error
 	code codes.Code
 }{
+	{errUnsettled, codes.Unavailable},
 	{errNotFound, codes.NotFound},
 	{errConflict, codes.AlreadyExists},
 	{errOutOfRange, codes.OutOfRange},
@@ -151,6 +153,26 @@ var codeOf = []struct {
 	{syscall.EDQUOT, codes.ResourceExhausted},
 	{context.Canceled, codes.Canceled},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
+}
+
+// unsettled is for what fails behind the point from which on something exists: an
+// errno that otherwise promises that nothing was done does not do so there.
+func unsettled(err error) error {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", errUnsettled, err)
+}
+
+// final reports whether the CO takes an error as the end of the request: it may forget
+// what it asked for, so nothing must be left.
+func final(err error) bool {
+	switch status.Code(fail("", "", "%w", err)) {
+	case codes.OK, codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		return false
+	}
+	return true
 }
 
 // backendError is what the backend's methods return.

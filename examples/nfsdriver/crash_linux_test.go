@@ -60,7 +60,7 @@ var crashSteps = []struct {
 	}},
 	{"CreateSnapshot", func(w *crashed) (err error) {
 		if w.want == nil {
-			w.plant()
+			w.plant(filepath.Join(w.share, "team/one"))
 		}
 		w.snap, err = w.snapshot("snap", w.volume.GetVolumeId())
 		return err
@@ -79,8 +79,7 @@ var crashSteps = []struct {
 }
 
 // plant makes a small tree in the volume.
-func (w *crashed) plant() {
-	dir := filepath.Join(w.share, "team/one")
+func (w *crashed) plant(dir string) {
 	must(w.t, os.Mkdir(filepath.Join(dir, "sub"), 0o750))
 	must(w.t, os.WriteFile(filepath.Join(dir, "sub", "file"), []byte("precious"), 0o640))
 	must(w.t, os.Link(filepath.Join(dir, "sub", "file"), filepath.Join(dir, "hard")))

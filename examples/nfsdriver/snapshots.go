@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -69,7 +68,7 @@ func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef)
 	if r.Name != snap.Name || r.VolumeID != snap.VolumeID {
 		return snap, fmt.Errorf("snapshot %s %w: it is of volume %q", r.ID, errConflict, r.VolumeID)
 	}
-	return r.Snapshot, s.placeSnapshot(r, key)
+	return r.Snapshot, unsettled(s.placeSnapshot(r, key))
 }
 
 func (s *store) placeSnapshot(r snapshotRecord, key string) error {
@@ -79,12 +78,20 @@ func (s *store) placeSnapshot(r snapshotRecord, key string) error {
 			return err
 		}
 		defer dir.Close()
+		if err := syncDir(dir, "."); err != nil {
+			return err
+		}
 		return s.place(r.temp(), dir, path.Base(key), path.Join(storeName, key), r.Inode)
 	})
 }
 
-func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string) (snapshotRecord, error) {
-	r := snapshotRecord{Version: formatVersion, Snapshot: snap}
+func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string) (r snapshotRecord, err error) {
+	r = snapshotRecord{Version: formatVersion, Snapshot: snap}
+	defer func() {
+		if final(err) {
+			err = b.giveUp(s, r.temp(), err)
+		}
+	}()
 	v, err := s.volume(source)
 	if err != nil {
 		return r, fmt.Errorf("volume %q: %w", snap.VolumeID, err)
@@ -92,7 +99,7 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 	if err := s.finishDeleteSnapshot(key); err != nil {
 		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	if r.Inode, err = b.fill(j, s, r.temp(), snap.VolumeID, access{}); err != nil {
+	if r.Inode, err = s.fill(j, r.temp(), snap.VolumeID, access{}, b.exports); err != nil {
 		return r, err
 	}
 	r.SizeBytes, r.Created = v.CapacityBytes, time.Now()
@@ -125,9 +132,6 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 		_, err := s.readSnapshot(key + extRecord)
 		if err == nil {
 			err = s.own.Rename(key+extRecord, key+extDeleting)
-			if err == nil {
-				err = syncDir(s.own, dirSnapshots)
-			}
 		}
 		if err != nil && !errors.Is(err, errNotFound) {
 			return nil, err
@@ -151,6 +155,9 @@ func (s *store) finishDeleteSnapshot(key string) error {
 	r, err := s.readSnapshot(key + extDeleting)
 	if errors.Is(err, errNotFound) {
 		return nil
+	}
+	if err == nil {
+		err = syncDir(s.own, dirSnapshots) // before anything is moved
 	}
 	if err == nil {
 		err = s.throwAway(s.own, r.temp())
@@ -187,48 +194,29 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 }
 
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
-// returns its inode number. An attempt that was cut off is gone on with. What a final
-// error leaves goes into the trash.
-func (b *dirBackend) fill(j *job, s *store, temp, sourceID string, a access) (uint64, error) {
+// returns its inode number. An attempt that was cut off is gone on with.
+func (s *store) fill(j *job, temp, sourceID string, a access, x *exports) (uint64, error) {
 	data := path.Join(temp, "data")
-	inode, err := func() (uint64, error) {
-		for _, name := range []string{temp, data} {
-			if err := ignoreExisting(s.own.Mkdir(name, 0o700)); err != nil {
-				return 0, err
-			}
-		}
-		if sourceID == "" {
-			if a.Permissions == nil {
-				permissions := uint32(defaultPermissions)
-				a.Permissions = &permissions
-			}
-		} else if err := b.copyInto(j, s, data, sourceID, s.stamp(temp)); err != nil {
+	for _, name := range []string{temp, data} {
+		if err := ignoreExisting(s.own.Mkdir(name, 0o700)); err != nil {
 			return 0, err
-		}
-		if err := s.allow(data, a); err != nil {
-			return 0, err
-		}
-		if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
-			return 0, err
-		}
-		return s.isDirectory(s.own, data, path.Join(storeName, data))
-	}()
-	if err != nil && finalError(err) {
-		err = errors.Join(err, s.throwAway(s.own, temp))
-		b.clean(s.export)
-	}
-	return inode, err
-}
-
-// finalError reports whether the CO takes the error as the end of the request.
-func finalError(err error) bool {
-	for _, kind := range []error{errNotFound, errInvalid, errRefused, errOutOfRange, errDamaged,
-		syscall.ENOSPC, syscall.EDQUOT, syscall.EACCES, syscall.EPERM, syscall.EROFS} {
-		if errors.Is(err, kind) {
-			return true
 		}
 	}
-	return false
+	if sourceID == "" {
+		if a.Permissions == nil {
+			permissions := uint32(defaultPermissions)
+			a.Permissions = &permissions
+		}
+	} else if err := s.copyInto(j, data, sourceID, s.stamp(temp), x); err != nil {
+		return 0, err
+	}
+	if err := s.allow(data, a); err != nil {
+		return 0, err
+	}
+	if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
+		return 0, err
+	}
+	return s.isDirectory(s.own, data, path.Join(storeName, data))
 }
 
 // stamp returns what keeps tidy from taking a long copy for abandoned.
@@ -269,8 +257,8 @@ func (s *store) allow(name string, a access) error {
 }
 
 // copyInto copies a volume or a snapshot.
-func (b *dirBackend) copyInto(j *job, s *store, data, sourceID string, stamp func()) error {
-	return b.useSource(s, sourceID, func(in *os.File, _ int64) error {
+func (s *store) copyInto(j *job, data, sourceID string, stamp func(), x *exports) error {
+	return s.useSource(sourceID, x, func(in *os.File, _ int64) error {
 		out, err := s.own.Open(data)
 		if err != nil {
 			return err
@@ -285,7 +273,7 @@ func (b *dirBackend) copyInto(j *job, s *store, data, sourceID string, stamp fun
 
 // useSource runs fn with the directory of a volume or a snapshot and its capacity. It
 // may be on another export of the same server: of another one it could hang on both.
-func (b *dirBackend) useSource(s *store, sourceID string, fn func(in *os.File, capacity int64) error) error {
+func (s *store) useSource(sourceID string, x *exports, fn func(in *os.File, capacity int64) error) error {
 	var from export
 	var open func(*store) (*os.File, int64, error)
 	if ref, err := parseSnapshotID(sourceID); err == nil {
@@ -318,7 +306,7 @@ func (b *dirBackend) useSource(s *store, sourceID string, fn func(in *os.File, c
 	if from.Server != s.Server {
 		return fmt.Errorf("%w: the source is on server %s, and only copies on one server are made; use a class whose server is that one", errInvalid, from.Server)
 	}
-	return b.exports.Use(from, func(src *store) error {
+	return x.Use(from, func(src *store) error {
 		if err := src.open(); err != nil {
 			return fmt.Errorf("source %q: %w", sourceID, err)
 		}

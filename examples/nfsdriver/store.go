@@ -201,24 +201,28 @@ func (s *store) parentOf(subDir string) (*os.Root, string, error) {
 	return dir, parts[last], nil
 }
 
-// makeParents makes the directories that subDir is in, as far as they are not there.
-func (s *store) makeParents(subDir string) error {
+// makeParents makes the directories that subDir is in, as far as they are not there,
+// and returns how many it made.
+func (s *store) makeParents(subDir string) (made int, err error) {
 	parent := path.Dir(subDir)
 	if parent == "." {
-		return nil
+		return 0, nil
 	}
-	if err := s.makeParents(parent); err != nil {
-		return err
+	if made, err = s.makeParents(parent); err != nil {
+		return made, err
 	}
 	dir, name, err := s.parentOf(parent)
 	if err != nil {
-		return err
+		return made, err
 	}
 	defer dir.Close()
-	if err := dir.Mkdir(name, 0o755); err != nil {
-		return ignoreExisting(err)
+	err = dir.Mkdir(name, 0o755)
+	if err == nil {
+		made++
+	} else if !errors.Is(err, fs.ErrExist) {
+		return made, err
 	}
-	return syncDir(dir, ".")
+	return made, syncDir(dir, ".")
 }
 
 // openDirectory opens a directory in dir. errRefused: it is a link, another kind of file,
@@ -300,23 +304,20 @@ func (s *store) replace(name string, data []byte) error {
 		return errors.Join(err, remove(s.own, tmp))
 	}
 	if err := s.own.Rename(tmp, name); err != nil {
-		return err
+		return errors.Join(err, remove(s.own, tmp))
 	}
-	return syncDir(s.own, path.Dir(name))
+	return unsettled(syncDir(s.own, path.Dir(name)))
 }
 
 // add writes a file that must not be there yet: of two who do so at once, in two
-// processes even, one gets fs.ErrExist.
+// processes even, one gets fs.ErrExist. That it is there is not durable yet.
 func (s *store) add(name string, data []byte) error {
 	tmp := path.Join(dirTmp, path.Base(name)+"."+rand.Text())
 	if err := writeSynced(s.own, tmp, data); err != nil {
 		return errors.Join(err, remove(s.own, tmp))
 	}
-	err := s.own.Link(tmp, name)
-	if err == nil {
-		err = syncDir(s.own, path.Dir(name))
-	}
-	return errors.Join(err, remove(s.own, tmp))
+	defer func() { _ = remove(s.own, tmp) }() // or tidy does it
+	return s.own.Link(tmp, name)
 }
 
 // writeNew is add where there is no tmp yet.

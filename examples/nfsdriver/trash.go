@@ -29,10 +29,7 @@ func (s *store) throwAway(dir *os.Root, name string) error {
 	}
 	defer trash.Close()
 	err = move(dir, name, trash, path.Base(name)+"."+rand.Text())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier attempt may have come as far as here
 		return err
 	}
 	return errors.Join(syncDir(dir, path.Dir(name)), syncDir(trash, "."))

@@ -139,7 +139,7 @@ func (b *dirBackend) create(j *job, s *store, spec VolumeSpec) (Volume, error) {
 	if diff := r.differences(spec); len(diff) > 0 {
 		return Volume{}, fmt.Errorf("%s %w: %s", s.where(spec.Ref.SubDir), errConflict, strings.Join(diff, "; "))
 	}
-	return r.Volume, s.placeVolume(r)
+	return r.Volume, unsettled(s.placeVolume(r))
 }
 
 // checkPlace finds out whether a volume can be where none is: not within another one,
@@ -195,13 +195,19 @@ func (s *store) nothingAt(subDir string) error {
 
 // make builds the directory beside its place, and then the record: from there on the
 // volume exists.
-func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (volumeRecord, error) {
+func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, err error) {
+	temp, key := tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), digest(spec.Ref.SubDir)
+	defer func() {
+		if final(err) {
+			err = b.giveUp(s, temp, err)
+		}
+	}()
 	if err := s.changing(func() error { return s.checkPlace(spec) }); err != nil { // before anything is copied
 		return volumeRecord{}, err
 	}
 	var content int64
 	if spec.SourceID != "" {
-		err := b.useSource(s, spec.SourceID, func(_ *os.File, capacity int64) error {
+		err := s.useSource(spec.SourceID, b.exports, func(_ *os.File, capacity int64) error {
 			content = capacity
 			return nil
 		})
@@ -213,30 +219,35 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (volumeRecord, erro
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, err := b.fill(j, s, tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), spec.SourceID, spec.Access)
+	inode, err := s.fill(j, temp, spec.SourceID, spec.Access, b.exports)
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	r := volumeRecord{Version: formatVersion, Inode: inode, Volume: Volume{
+	r = volumeRecord{Version: formatVersion, Inode: inode, Volume: Volume{
 		ID: spec.Ref.encode(), Name: spec.Name, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
 	}}
 	data, err := encode(r)
 	if err != nil {
 		return r, err
 	}
-	key := digest(spec.Ref.SubDir)
 	err = s.changing(func() error {
 		if err := s.checkPlace(spec); err != nil {
 			return err
 		}
 		// First, so that nothing else can be made in their place.
-		if err := s.makeParents(spec.Ref.SubDir); err != nil {
-			return err
+		made, err := s.makeParents(spec.Ref.SubDir)
+		hint := path.Join(dirNames, digest(spec.Name))
+		if err == nil {
+			err = s.replace(hint, []byte(spec.Ref.SubDir))
 		}
-		if err := s.replace(path.Join(dirNames, digest(spec.Name)), []byte(spec.Ref.SubDir)); err != nil {
-			return err
+		if err == nil {
+			err = s.add(path.Join(dirVolumes, key+extRecord), data)
 		}
-		return s.add(path.Join(dirVolumes, key+extRecord), data)
+		if err != nil && final(err) {
+			s.removeParents(spec.Ref.SubDir, made)
+			err = errors.Join(err, remove(s.own, hint))
+		}
+		return err
 	})
 	if errors.Is(err, fs.ErrExist) { // somebody was faster
 		return s.readVolume(key)
@@ -251,7 +262,7 @@ func (s *store) placeVolume(r volumeRecord) error {
 		if err := s.notInside(subDir); err != nil {
 			return err
 		}
-		if err := s.makeParents(subDir); err != nil {
+		if _, err := s.makeParents(subDir); err != nil {
 			return err
 		}
 		parent, base, err := s.parentOf(subDir)
@@ -259,6 +270,9 @@ func (s *store) placeVolume(r volumeRecord) error {
 			return err
 		}
 		defer parent.Close()
+		if err := syncDir(s.own, dirVolumes); err != nil {
+			return err
+		}
 		return s.place(tempOf("volume", r.Name, subDir, r.SourceID), parent, base, subDir, r.Inode)
 	})
 }
@@ -279,15 +293,25 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 		if err := move(s.own, data, to, name); err != nil {
 			return err
 		}
-		if err := syncDir(to, "."); err != nil {
-			return err
-		}
 	} else if err != nil {
 		return err
 	} else if has != inode {
 		return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d); %s", errRefused, s.where(shown), has, inode, replacedHint)
 	}
+	if err := syncDir(to, "."); err != nil { // of an earlier attempt, too
+		return err
+	}
 	return remove(s.own, temp) // the empty wrapper
+}
+
+// giveUp leaves nothing of what a final error was the end of. If it cannot, the error is
+// not final.
+func (b *dirBackend) giveUp(s *store, temp string, err error) error {
+	defer b.clean(s.export)
+	if left := s.throwAway(s.own, temp); left != nil {
+		return unsettled(errors.Join(err, left))
+	}
+	return err
 }
 
 const replacedHint = "if it was restored from a backup, write its inode number into the record; if it is somebody else's, remove the record, and the driver forgets the volume"
@@ -374,9 +398,6 @@ func (s *store) delete(r volumeRecord) error {
 	if err := s.own.Rename(key+extRecord, key+extDeleting); err != nil {
 		return err
 	}
-	if err := syncDir(s.own, dirVolumes); err != nil {
-		return err
-	}
 	return s.finishDelete(digest(ref.SubDir))
 }
 
@@ -388,8 +409,11 @@ func (s *store) ifThere(subDir string, fn func(parent *os.Root, name string, ino
 	}
 	defer parent.Close()
 	inode, err := s.isDirectory(parent, name, subDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return syncDir(parent, ".") // an earlier attempt may have moved it
+	}
 	if err != nil {
-		return ignoreMissing(err)
+		return err
 	}
 	return fn(parent, name, inode)
 }
@@ -403,6 +427,9 @@ func (s *store) finishDelete(key string) error {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	if err := syncDir(s.own, dirVolumes); err != nil { // before anything is moved
 		return err
 	}
 	ref := r.ref()
@@ -424,7 +451,7 @@ func (s *store) finishDelete(key string) error {
 		if err != nil {
 			return err
 		}
-		s.removeParents(ref.SubDir)
+		s.removeParents(ref.SubDir, math.MaxInt)
 	}
 	if hint, err := s.own.ReadFile(path.Join(dirNames, digest(r.Name))); err == nil && string(hint) == ref.SubDir {
 		if err := remove(s.own, path.Join(dirNames, digest(r.Name))); err != nil {
@@ -457,9 +484,11 @@ func (s *store) archive(parent *os.Root, base, subDir string) error {
 }
 
 // removeParents removes the directories that were made for a subDir of several parts,
-// as long as they are empty: by rmdir, which cannot remove more than that.
-func (s *store) removeParents(subDir string) {
-	for dir := path.Dir(subDir); dir != "."; dir = path.Dir(dir) {
+// the last n of them, as long as they are empty: by rmdir, which cannot remove more than
+// that.
+func (s *store) removeParents(subDir string, n int) {
+	for dir := path.Dir(subDir); dir != "." && n > 0; dir = path.Dir(dir) {
+		n--
 		parent, name, err := s.parentOf(dir)
 		if err != nil {
 			return
@@ -479,8 +508,11 @@ func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRang
 	const op = "expand volume"
 	v, err := volumeWork(ctx, b, id, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(s *store, v volumeRecord) (Volume, error) {
 		size, err := s.chooseSize(r, v.CapacityBytes)
-		if err != nil || size == v.CapacityBytes {
+		if err != nil {
 			return v.Volume, err
+		}
+		if size == v.CapacityBytes { // maybe only since an earlier attempt
+			return v.Volume, syncDir(s.own, dirVolumes)
 		}
 		v.CapacityBytes = size
 		data, err := encode(v)

@@ -270,14 +270,12 @@ func TestConcurrentCreates(t *testing.T) {
 	if made != 1 {
 		t.Errorf("%d volumes are in one place", made)
 	}
-	if _, err := os.Stat(filepath.Join(share, "one")); err != nil {
-		t.Error(err)
-	}
+	wantShare(t, share, "one")
 }
 
 // A volume is never inside of another one, also when both are made at once.
 func TestConcurrentNestedCreates(t *testing.T) {
-	c, _ := newLocalController(t)
+	c, share := newLocalController(t)
 	for i := range 50 {
 		outer, inner := fmt.Sprint("outer", i), fmt.Sprintf("outer%d/inner", i)
 		var all sync.WaitGroup
@@ -295,6 +293,7 @@ func TestConcurrentNestedCreates(t *testing.T) {
 			}
 			must(t, c.delete("vol1#nas#/srv#"+subDir+"#delete"))
 		}
+		wantShare(t, share)
 	}
 }
 
