@@ -35,7 +35,7 @@ func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
 	if _, err := dst.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, links: map[inode]string{}}
+	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, links: map[inode]linked{}, copies: map[inode]inode{}}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
 		return err
@@ -47,7 +47,14 @@ type treeCopy struct {
 	progress func(files, bytes int64)
 	root     *os.File
 	resumed  bool
-	links    map[inode]string // of files with more than one name: the copy's first, relative to root
+	links    map[inode]linked // files with more than one name
+	copies   map[inode]inode  // their copies, and what these are of
+}
+
+// linked is a file with more than one name, when it was copied.
+type linked struct {
+	name string // of the copy, relative to root
+	stat unix.Stat_t
 }
 
 type inode struct{ dev, ino uint64 }
@@ -118,10 +125,11 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
 		return c.subdirectory(dst, src, name, rel)
 	}
 	id := inode{uint64(st.Dev), st.Ino}
-	if first, ok := c.links[id]; ok {
-		return c.link(dst, name, first)
+	// The number may be another file's by now.
+	if first, ok := c.links[id]; ok && st.Nlink > 1 && same(&first.stat, &st) {
+		return c.link(dst, name, first.name)
 	}
-	done, err := complete(dst, src, name, &st)
+	done, err := c.complete(dst, src, name, &st)
 	if err == nil && !done {
 		if err = removeEntry(dst, name); err != nil {
 			return err
@@ -133,7 +141,12 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
 		}
 	}
 	if err == nil && st.Nlink > 1 {
-		c.links[id] = rel
+		var copied unix.Stat_t
+		if err := unix.Fstatat(int(dst.Fd()), name, &copied, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+		c.links[id] = linked{rel, st}
+		c.copies[inode{uint64(copied.Dev), copied.Ino}] = id
 	}
 	if err == nil {
 		c.progress(1, 0)
@@ -141,18 +154,24 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
 	return err
 }
 
+// same reports whether a file is what it was, or its copy, as far as that can be seen.
+func same(a, b *unix.Stat_t) bool {
+	return a.Mode == b.Mode && a.Uid == b.Uid && a.Gid == b.Gid && a.Mtim == b.Mtim && a.Rdev == b.Rdev && a.Size == b.Size
+}
+
 // complete reports whether an earlier attempt copied the file to its end.
-func complete(dst, src *os.File, name string, st *unix.Stat_t) (bool, error) {
+func (c *treeCopy) complete(dst, src *os.File, name string, st *unix.Stat_t) (bool, error) {
 	var have unix.Stat_t
 	err := unix.Fstatat(int(dst.Fd()), name, &have, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	same := err == nil && have.Mode == st.Mode && have.Uid == st.Uid && have.Gid == st.Gid &&
-		have.Mtim == st.Mtim && have.Rdev == st.Rdev && have.Size == st.Size &&
-		(have.Nlink == 1 || st.Nlink > 1)
-	if !same || st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		return same, err
+	done := err == nil && same(&have, st) && (have.Nlink == 1 || st.Nlink > 1)
+	if of, ok := c.copies[inode{uint64(have.Dev), have.Ino}]; ok && of != (inode{uint64(st.Dev), st.Ino}) {
+		done = false // the two were one file then
+	}
+	if !done || st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		return done, err
 	}
 	a, err := readlink(dst, name)
 	if err != nil {

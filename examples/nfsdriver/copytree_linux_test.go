@@ -342,3 +342,78 @@ func compareTrees(t *testing.T, got, want map[string]string) {
 		}
 	}
 }
+
+// A number that the file system gave to another file meanwhile does not make that one a
+// hard link of the first.
+func TestCopyTreeReusedInode(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	in := func(name string) string { return filepath.Join(src, name) }
+	for _, name := range []string{"a", "b"} {
+		must(t, os.Mkdir(in(name), 0o755))
+		must(t, os.WriteFile(in(name+"/linked"), []byte("old"), 0o600))
+		must(t, os.Link(in(name+"/linked"), in(name+"/other")))
+	}
+	inodeOf := func(name string) uint64 {
+		var st unix.Stat_t
+		must(t, unix.Lstat(name, &st))
+		return st.Ino
+	}
+	reused := false
+	must(t, copyDir(dst, src, func(int64, int64) {
+		for _, name := range []string{"a", "b"} { // the first that is copied, into new files in the second
+			if _, err := os.Lstat(filepath.Join(dst, name, "linked")); err != nil || reused {
+				continue
+			}
+			other := in(map[string]string{"a": "b", "b": "a"}[name])
+			free := inodeOf(in(name + "/linked"))
+			must(t, errors.Join(os.RemoveAll(in(name)), os.RemoveAll(other), os.Mkdir(other, 0o755)))
+			for i := range 500 {
+				file := filepath.Join(other, fmt.Sprint(i))
+				must(t, os.WriteFile(file, []byte("new"), 0o600))
+				reused = reused || inodeOf(file) == free
+			}
+		}
+	}))
+	if !reused {
+		t.Skip("no number was used again on this file system")
+	}
+	must(t, filepath.WalkDir(dst, func(path string, d fs.DirEntry, err error) error {
+		if data, _ := os.ReadFile(path); err == nil && d.Type().IsRegular() && d.Name() != "linked" && d.Name() != "other" && string(data) != "new" {
+			t.Errorf("%s has %q", path, data)
+		}
+		return err
+	}))
+}
+
+// Files that were one file for the attempt that was cut off are two when they are two.
+func TestCopyTreeUnlinked(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	at := time.Unix(1, 0) // as of files from an archive
+	write := func(name, text string) {
+		t.Helper()
+		must(t, os.WriteFile(filepath.Join(src, name), []byte(text), 0o600))
+		must(t, os.Chtimes(filepath.Join(src, name), at, at))
+	}
+	link := func(a, b string) { must(t, os.Link(filepath.Join(src, a), filepath.Join(src, b))) }
+	const many = 50 // whatever the order in which they are copied
+	for i := range many {
+		write(fmt.Sprint("a", i), "one")
+		link(fmt.Sprint("a", i), fmt.Sprint("b", i))
+	}
+	must(t, copyDir(dst, src, func(int64, int64) {}))
+	for i := range many {
+		must(t, os.Remove(filepath.Join(src, fmt.Sprint("b", i))))
+		write(fmt.Sprint("b", i), "two")
+		link(fmt.Sprint("a", i), fmt.Sprint("c", i))
+		link(fmt.Sprint("b", i), fmt.Sprint("d", i))
+	}
+	must(t, copyDir(dst, src, func(int64, int64) {}))
+	for i := range many {
+		var a, b unix.Stat_t
+		must(t, unix.Lstat(filepath.Join(dst, fmt.Sprint("a", i)), &a))
+		must(t, unix.Lstat(filepath.Join(dst, fmt.Sprint("b", i)), &b))
+		if a.Ino == b.Ino {
+			t.Errorf("two files are one in the copy: a%d and b%d", i, i)
+		}
+	}
+}
