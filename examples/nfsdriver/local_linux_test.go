@@ -126,9 +126,7 @@ func wantShare(t *testing.T, share string, subDirs ...string) {
 	if got := slices.DeleteFunc(list("."), func(s string) bool { return s == storeName }); !slices.Equal(got, subDirs) {
 		t.Errorf("the share holds %q, want %q", got, subDirs)
 	}
-	for len(list(storeName+"/"+dirTrash)) > 0 { // or the test times out
-		time.Sleep(time.Millisecond)
-	}
+	wantTrash(t, share)
 	tmp, err := filepath.Glob(filepath.Join(share, storeName, dirTmp, "*.*")) // records of a process that was killed: an hour old, they go
 	must(t, err)
 	for _, name := range tmp {
@@ -138,5 +136,20 @@ func wantShare(t *testing.T, share string, subDirs ...string) {
 		if got := list(storeName + "/" + dir); len(got) != want {
 			t.Errorf("%s holds %q, want %d", dir, got, want)
 		}
+	}
+}
+
+// wantTrash waits until the trash is empty.
+func wantTrash(t *testing.T, share string) {
+	t.Helper()
+	for { // or the test times out
+		entries, err := os.ReadDir(filepath.Join(share, storeName, dirTrash))
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		if len(entries) == 0 {
+			return
+		}
+		time.Sleep(time.Millisecond)
 	}
 }

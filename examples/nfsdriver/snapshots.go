@@ -99,7 +99,7 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 	if err := s.finishDeleteSnapshot(key); err != nil {
 		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	if r.Inode, err = s.fill(j, r.temp(), snap.VolumeID, access{}, b.exports); err != nil {
+	if r.Inode, err = s.fill(r.temp(), snap.VolumeID, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
 		return r, err
 	}
 	r.SizeBytes, r.Created = v.CapacityBytes, time.Now()
@@ -195,19 +195,20 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
 // returns its inode number. An attempt that was cut off is gone on with.
-func (s *store) fill(j *job, temp, sourceID string, a access, x *exports) (uint64, error) {
+func (s *store) fill(temp, sourceID string, a access, x *exports, progress func(files, bytes int64)) (uint64, error) {
+	if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
+		return 0, err
+	}
 	data := path.Join(temp, "data")
-	for _, name := range []string{temp, data} {
-		if err := ignoreExisting(s.own.Mkdir(name, 0o700)); err != nil {
+	if sourceID == "" {
+		if err := ignoreExisting(s.own.Mkdir(data, 0o700)); err != nil {
 			return 0, err
 		}
-	}
-	if sourceID == "" {
 		if a.Permissions == nil {
 			permissions := uint32(defaultPermissions)
 			a.Permissions = &permissions
 		}
-	} else if err := s.copyInto(j, data, sourceID, s.stamp(temp), x); err != nil {
+	} else if err := s.copyInto(temp, sourceID, x, progress); err != nil {
 		return 0, err
 	}
 	if err := s.allow(data, a); err != nil {
@@ -219,10 +220,31 @@ func (s *store) fill(j *job, temp, sourceID string, a access, x *exports) (uint6
 	return s.isDirectory(s.own, data, path.Join(storeName, data))
 }
 
-// stamp returns what keeps tidy from taking a long copy for abandoned.
-func (s *store) stamp(temp string) func() {
+// resume makes the directory for a copy in temp. That of an earlier attempt is gone on
+// with if it is of the same source, and not of one that had the same ID before.
+func (s *store) resume(temp, source string) error {
+	data, of := path.Join(temp, "data"), path.Join(temp, "source")
+	was, err := s.own.ReadFile(of)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err != nil || string(was) != source {
+		if err := s.throwAway(s.own, data); err != nil {
+			return err
+		}
+		if err := errors.Join(remove(s.own, of), writeSynced(s.own, of, []byte(source))); err != nil {
+			return err
+		}
+	}
+	return ignoreExisting(s.own.Mkdir(data, 0o700))
+}
+
+// getsOn returns what is told about the progress of a copy. It keeps tidy from taking a
+// long one for abandoned.
+func (s *store) getsOn(j *job, temp string) func(files, bytes int64) {
 	var last time.Time
-	return func() {
+	return func(files, bytes int64) {
+		j.Progress(files, bytes)
 		if now := time.Now(); now.Sub(last) > time.Hour {
 			last = now
 			s.own.Chtimes(temp, now, now) // if it fails, so will the copy
@@ -257,64 +279,92 @@ func (s *store) allow(name string, a access) error {
 }
 
 // copyInto copies a volume or a snapshot.
-func (s *store) copyInto(j *job, data, sourceID string, stamp func(), x *exports) error {
-	return s.useSource(sourceID, x, func(in *os.File, _ int64) error {
-		out, err := s.own.Open(data)
+func (s *store) copyInto(temp, sourceID string, x *exports, progress func(files, bytes int64)) error {
+	return s.useSource(sourceID, x, func(in origin) error {
+		if err := s.resume(temp, in.which); err != nil {
+			return err
+		}
+		out, err := s.own.Open(path.Join(temp, "data"))
 		if err != nil {
 			return err
 		}
 		defer out.Close()
-		return copyTree(out, in, func(files, bytes int64) {
-			j.Progress(files, bytes)
-			stamp()
-		})
+		if err := copyTree(out, in.dir, progress); err != nil {
+			return err
+		}
+		// What began to be deleted meanwhile may not be whole any more.
+		still, err := in.again()
+		if err != nil {
+			return fmt.Errorf("source %q: %w", sourceID, err)
+		}
+		still.dir.Close()
+		if still.which != in.which {
+			return fmt.Errorf("source %q: %w", sourceID, errBusy)
+		}
+		return nil
 	})
 }
 
-// useSource runs fn with the directory of a volume or a snapshot and its capacity. It
-// may be on another export of the same server: of another one it could hang on both.
-func (s *store) useSource(sourceID string, x *exports, fn func(in *os.File, capacity int64) error) error {
-	var from export
-	var open func(*store) (*os.File, int64, error)
-	if ref, err := parseSnapshotID(sourceID); err == nil {
-		from = ref.export
-		open = func(src *store) (*os.File, int64, error) {
-			r, err := src.readSnapshot(path.Join(dirSnapshots, ref.Key+extRecord))
-			if err != nil {
-				return nil, 0, err
-			}
-			key := path.Join(dirSnapshots, ref.Key)
-			if err := src.placeSnapshot(r, key); err != nil {
-				return nil, 0, err
-			}
-			in, err := openMade(src.own, key, r.Inode)
-			return in, r.SizeBytes, err
-		}
-	} else if ref, err := parseVolumeID(sourceID); err == nil {
-		from = ref.export
-		open = func(src *store) (*os.File, int64, error) {
-			r, err := src.volume(ref)
-			if err != nil {
-				return nil, 0, err
-			}
-			in, err := src.openVolume(r)
-			return in, r.CapacityBytes, err
-		}
-	} else {
-		return fmt.Errorf("source %q %w", sourceID, errNotFound)
+// An origin is what is copied.
+type origin struct {
+	dir      *os.File
+	capacity int64
+	which    string // one it is of those that have had the ID
+	again    func() (origin, error)
+}
+
+// useSource runs fn with a volume or a snapshot. It may be on another export of the same
+// server: of another one it could hang on both.
+func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
+	from, open, err := openSource(id)
+	if err != nil {
+		return err
 	}
 	if from.Server != s.Server {
 		return fmt.Errorf("%w: the source is on server %s, and only copies on one server are made; use a class whose server is that one", errInvalid, from.Server)
 	}
 	return x.Use(from, func(src *store) error {
 		if err := src.open(); err != nil {
-			return fmt.Errorf("source %q: %w", sourceID, err)
+			return fmt.Errorf("source %q: %w", id, err)
 		}
-		in, capacity, err := open(src)
+		in, err := open(src)
 		if err != nil {
-			return fmt.Errorf("source %q: %w", sourceID, err)
+			return fmt.Errorf("source %q: %w", id, err)
 		}
-		defer in.Close()
-		return fn(in, capacity)
+		defer in.dir.Close()
+		in.again = func() (origin, error) { return open(src) }
+		return fn(in)
 	})
+}
+
+// openSource finds where a source is. What it returns opens it.
+func openSource(id string) (export, func(*store) (origin, error), error) {
+	which := func(inode uint64, made time.Time) string {
+		return fmt.Sprintf("%s inode %d made %s\n", id, inode, made.Format(time.RFC3339Nano))
+	}
+	if ref, err := parseSnapshotID(id); err == nil {
+		return ref.export, func(s *store) (origin, error) {
+			key := path.Join(dirSnapshots, ref.Key)
+			r, err := s.readSnapshot(key + extRecord)
+			if err == nil {
+				err = s.placeSnapshot(r, key)
+			}
+			if err != nil {
+				return origin{}, err
+			}
+			dir, err := openMade(s.own, key, r.Inode)
+			return origin{dir: dir, capacity: r.SizeBytes, which: which(r.Inode, r.Created)}, err
+		}, nil
+	}
+	if ref, err := parseVolumeID(id); err == nil {
+		return ref.export, func(s *store) (origin, error) {
+			r, err := s.volume(ref)
+			if err != nil {
+				return origin{}, err
+			}
+			dir, err := s.openVolume(r)
+			return origin{dir: dir, capacity: r.CapacityBytes, which: which(r.Inode, r.Made)}, err
+		}, nil
+	}
+	return export{}, nil, fmt.Errorf("source %q %w", id, errNotFound)
 }

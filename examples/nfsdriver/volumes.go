@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // dirBackend is the Backend that keeps a volume as a directory of an export, and all
@@ -46,8 +47,9 @@ func (b *dirBackend) Close() { close(b.closed) }
 
 // volumeRecord is the content of volumes/K.json.
 type volumeRecord struct {
-	Version int    `json:"version"`
-	Inode   uint64 `json:"inode"` // of the directory that the driver made
+	Version int       `json:"version"`
+	Inode   uint64    `json:"inode"` // of the directory that the driver made
+	Made    time.Time `json:"made"`  // tells it from others that had the ID
 	Volume
 }
 
@@ -207,8 +209,8 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	}
 	var content int64
 	if spec.SourceID != "" {
-		err := s.useSource(spec.SourceID, b.exports, func(_ *os.File, capacity int64) error {
-			content = capacity
+		err := s.useSource(spec.SourceID, b.exports, func(in origin) error {
+			content = in.capacity
 			return nil
 		})
 		if err != nil {
@@ -219,11 +221,11 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, err := s.fill(j, temp, spec.SourceID, spec.Access, b.exports)
+	inode, err := s.fill(temp, spec.SourceID, spec.Access, b.exports, s.getsOn(j, temp))
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	r = volumeRecord{Version: formatVersion, Inode: inode, Volume: Volume{
+	r = volumeRecord{Version: formatVersion, Inode: inode, Made: time.Now(), Volume: Volume{
 		ID: spec.Ref.encode(), Name: spec.Name, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
 	}}
 	data, err := encode(r)
@@ -301,7 +303,7 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 	if err := syncDir(to, "."); err != nil { // of an earlier attempt, too
 		return err
 	}
-	return remove(s.own, temp) // the empty wrapper
+	return errors.Join(remove(s.own, path.Join(temp, "source")), remove(s.own, temp))
 }
 
 // giveUp leaves nothing of what a final error was the end of. If it cannot, the error is

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -353,6 +354,71 @@ func TestSnapshots(t *testing.T) {
 	_, err = c.create("restored", "snapshot", id)
 	refused(t, err, codes.NotFound, "snap1")
 	wantShare(t, share, "pvc-2")
+}
+
+func (c *co) backend() *dirBackend { return c.controller.(direct).to.backend.(*dirBackend) }
+
+// A source that is deleted while it is copied, by another process say, makes no copy: what
+// was deleted before its turn came would be missing in it.
+func TestSourceDeletedMeanwhile(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	for i := range 10 {
+		must(t, os.WriteFile(filepath.Join(share, "pvc-1", fmt.Sprint(i)), nil, 0o600))
+	}
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	for source, remove := range map[string]func() error{
+		v.GetVolumeId(): func() error { return c.delete(v.GetVolumeId()) },
+		id:              func() error { return c.deleteSnapshot(id) },
+	} {
+		for again := range 2 {
+			err = c.backend().exports.Use(testExport, func(s *store) error {
+				must(t, s.open())
+				files := 0
+				_, err := s.fill(path.Join(dirTmp, "copy"), source, access{}, c.backend().exports, func(int64, int64) {
+					if files++; files == 3 && again == 0 {
+						must(t, remove())
+						wantTrash(t, share)
+					}
+				})
+				return err
+			})
+			if !errors.Is(err, errNotFound) {
+				t.Errorf("a copy of %s was made, but for: %v", source, err)
+			}
+		}
+	}
+	must(t, os.RemoveAll(filepath.Join(share, storeName, dirTmp, "copy")))
+	wantShare(t, share)
+}
+
+// An attempt that was cut off is not gone on with if another volume has the ID meanwhile.
+func TestSourceReplaced(t *testing.T) {
+	c, share := newLocalController(t)
+	at := time.Unix(1, 0) // as of files from an archive
+	for _, text := range []string{"old", "new"} {
+		v := c.mustCreate("pvc-1")
+		file := filepath.Join(share, "pvc-1", "file")
+		must(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)))
+		if text == "old" {
+			must(t, c.backend().exports.Use(testExport, func(s *store) error {
+				must(t, s.open())
+				_, err := s.fill(tempOf("snapshot", "snap", "", v.GetVolumeId()), v.GetVolumeId(), access{}, c.backend().exports, func(int64, int64) {})
+				return err
+			}))
+			must(t, c.delete(v.GetVolumeId()))
+			continue
+		}
+		id, err := c.snapshot("snap", v.GetVolumeId())
+		must(t, err)
+		data, err := os.ReadFile(filepath.Join(share, storeName, dirSnapshots, digest("snap"), "file"))
+		if err != nil || string(data) != text {
+			t.Errorf("the snapshot has %q (%v)", data, err)
+		}
+		must(t, errors.Join(c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
+	}
+	wantShare(t, share)
 }
 
 func TestLists(t *testing.T) {
