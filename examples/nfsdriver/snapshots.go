@@ -232,8 +232,11 @@ func (s *store) resume(temp, source string) error {
 		if err := s.throwAway(s.own, data); err != nil {
 			return err
 		}
-		if err := errors.Join(remove(s.own, of), writeSynced(s.own, of, []byte(source))); err != nil {
+		if err := remove(s.own, of); err != nil {
 			return err
+		}
+		if err := writeSynced(s.own, of, []byte(source)); err != nil {
+			return errors.Join(err, remove(s.own, of))
 		}
 	}
 	return ignoreExisting(s.own.Mkdir(data, 0o700))
