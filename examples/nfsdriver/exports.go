@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// mounter makes the directory of an export appear on this machine. Both methods may
-// block as long as the server likes.
+// mounter makes the directory of an export appear on this machine, and opens it. Both
+// methods may block as long as the server likes.
 type mounter interface {
-	Mount(e export) (dir string, err error)
+	Mount(e export) (*os.Root, error)
 	Unmount(e export) error
 }
 
@@ -35,19 +36,19 @@ type exports struct {
 	mu    sync.Mutex
 	open  map[export]*mounted
 	turns map[string]*sync.Mutex // see store.change: one for each share, however it is mounted
+	over  bool                   // after Close
 }
 
 type mounted struct {
 	export
 	all *exports
 
-	// turn is held by whoever mounts or unmounts, which may take long.
+	// turn is held by whoever mounts or unmounts, opens or closes, which may take long.
 	turn sync.Mutex
 	// The rest is guarded by exports.mu.
 	users int
-	root  *os.Root // nil while there is no user
+	store *store // nil while there is no user
 	idle  *time.Timer
-	store *store
 }
 
 func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
@@ -59,17 +60,22 @@ func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
 // long as the server likes; call it from servers.Do.
 func (x *exports) Use(e export, fn func(*store) error) error {
 	for try := 1; ; try++ {
-		m := x.get(e)
-		s, err := m.acquire()
-		if err == nil {
-			err = fn(s)
-		}
-		m.release()
+		err := x.use(e, fn)
 		if !errors.Is(err, syscall.ESTALE) || try == 3 {
 			return err
 		}
 		x.log.Warn("the export's handles are stale; mounting it again", "export", e.String(), "error", err)
 	}
+}
+
+func (x *exports) use(e export, fn func(*store) error) error {
+	m := x.get(e)
+	defer m.release() // when fn panics, too
+	s, err := m.acquire()
+	if err != nil {
+		return err
+	}
+	return fn(s)
 }
 
 // get counts the caller as a user.
@@ -99,11 +105,7 @@ func (m *mounted) acquire() (*store, error) {
 	if s != nil {
 		return s, nil
 	}
-	dir, err := m.all.mounter.Mount(m.export)
-	if err != nil {
-		return nil, err
-	}
-	root, err := os.OpenRoot(dir)
+	root, err := m.all.mounter.Mount(m.export)
 	if err != nil {
 		return nil, err
 	}
@@ -115,42 +117,52 @@ func (m *mounted) acquire() (*store, error) {
 		m.all.turns[m.String()] = change
 	}
 	s = &store{export: m.export, root: root, log: m.all.log.With("export", m.String()), change: change}
-	m.root, m.store = root, s
+	m.store = s
 	return s, nil
 }
 
 // release closes what keeps the mount busy once the last user has gone.
 func (m *mounted) release() {
+	m.turn.Lock()
+	defer m.turn.Unlock()
 	x := m.all
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	if m.users--; m.users > 0 {
-		return
+	m.users--
+	var last *store
+	if m.users == 0 {
+		last, m.store = m.store, nil
+		m.idle = time.AfterFunc(x.linger, m.unmountIfIdle)
 	}
-	if m.root != nil {
-		m.store.close()
-		m.root, m.store = nil, nil
+	x.mu.Unlock()
+	if last != nil {
+		last.close() // without mu: it may have to ask the server
 	}
-	m.idle = time.AfterFunc(x.linger, m.unmountIfIdle)
 }
 
+// unmountIfIdle unmounts what nobody uses. What is busy all the same is tried again. A
+// timer may be late: by then the export may be another one's to mount and unmount.
 func (m *mounted) unmountIfIdle() {
 	m.turn.Lock()
 	defer m.turn.Unlock()
 	x := m.all
 	x.mu.Lock()
-	users := m.users
+	idle := m.users == 0 && x.open[m.export] == m
 	x.mu.Unlock()
-	if users > 0 {
+	if !idle {
 		return
 	}
-	if err := x.mounter.Unmount(m.export); err != nil {
-		x.log.Warn("unmount an export that nobody uses; the next start tries again", "export", m.String(), "error", err)
-	}
+	err := x.mounter.Unmount(m.export)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if m.users == 0 {
+	switch {
+	case m.users > 0: // who waits for the turn mounts it again
+	case err == nil:
 		delete(x.open, m.export)
+	case x.over:
+		x.log.Warn("unmount an export that nobody uses; the next start tries again", "export", m.String(), "error", err)
+	default:
+		x.log.Warn("unmount an export that nobody uses; it is tried again", "export", m.String(), "error", err)
+		m.idle = time.AfterFunc(max(x.linger, time.Second), m.unmountIfIdle)
 	}
 }
 
@@ -161,6 +173,7 @@ func (x *exports) Close() {
 		time.Sleep(10 * time.Millisecond)
 	}
 	x.mu.Lock()
+	x.over = true
 	var idle []*mounted
 	for _, m := range x.open {
 		if m.users == 0 && m.idle.Stop() {
@@ -240,7 +253,7 @@ func (m *nfsMounts) path(e export) string {
 
 // Mount needs no lock: nodeops finds what is mounted, compares it, and replaces it
 // if it is dead.
-func (m *nfsMounts) Mount(e export) (string, error) {
+func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	path := m.path(e)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*m.patience)
 	defer cancel()
@@ -251,12 +264,31 @@ func (m *nfsMounts) Mount(e export) (string, error) {
 	})
 	switch status.Code(err) {
 	case codes.Internal, codes.NotFound: // the helper's answer, and nothing is mounted
-		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
+		return nil, fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
 	}
 	if err != nil {
-		return "", fmt.Errorf("mount %s: %w", e, err)
+		return nil, fmt.Errorf("mount %s: %w", e, err)
 	}
-	return path, nil
+	return openMounted(path)
+}
+
+// openMounted opens what is mounted at a path. If that is nothing, because somebody took it
+// away this moment, volumes must not be made on the disk of this machine.
+func openMounted(path string) (*os.Root, error) {
+	below, err := os.OpenRoot(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer below.Close()
+	root, err := below.OpenRoot(filepath.Base(path))
+	if err != nil {
+		return nil, err
+	}
+	if err := notMounted(below, root, "."); !errors.Is(err, errMounted) {
+		root.Close()
+		return nil, fmt.Errorf("%s: %w: nothing is mounted there", path, cmp.Or(err, errBusy))
+	}
+	return root, nil
 }
 
 func (m *nfsMounts) Unmount(e export) error {
@@ -269,16 +301,16 @@ func (m *nfsMounts) Unmount(e export) error {
 // demonstrations on one machine.
 type localDirs string
 
-func (l localDirs) Mount(e export) (string, error) {
+func (l localDirs) Mount(e export) (*os.Root, error) {
 	dir := filepath.Join(string(l), filepath.FromSlash(e.Share))
 	info, err := os.Stat(dir)
 	if err == nil && !info.IsDir() {
 		err = fs.ErrNotExist
 	}
 	if err != nil {
-		return "", fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
+		return nil, fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
 	}
-	return dir, nil
+	return os.OpenRoot(dir)
 }
 
 func (l localDirs) Unmount(export) error { return nil }

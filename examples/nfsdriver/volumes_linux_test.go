@@ -11,9 +11,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
@@ -522,8 +524,7 @@ func TestRecover(t *testing.T) {
 
 // Stale handles, as after the server's file system was replaced, are opened again.
 func TestStaleHandles(t *testing.T) {
-	mounts := &countingMounts{localDirs: localDirs(t.TempDir())}
-	must(t, os.Mkdir(filepath.Join(string(mounts.localDirs), "srv"), 0o755))
+	mounts := newCountingMounts(t)
 	x := newExports(mounts, 0, slog.New(slog.DiscardHandler))
 	defer x.Close()
 	tries := 0
@@ -544,18 +545,26 @@ func TestStaleHandles(t *testing.T) {
 
 type countingMounts struct {
 	localDirs
-	mounts int
+	mounts, unmounts int
+	busy             int // how often unmounting fails
 }
 
-func (m *countingMounts) Mount(e export) (string, error) {
+func (m *countingMounts) Unmount(export) error {
+	m.unmounts++
+	if m.unmounts <= m.busy {
+		return unix.EBUSY
+	}
+	return nil
+}
+
+func (m *countingMounts) Mount(e export) (*os.Root, error) {
 	m.mounts++
 	return m.localDirs.Mount(e)
 }
 
 // One mount for all who use an export at once, and none when they have gone.
 func TestSharedMount(t *testing.T) {
-	mounts := &countingMounts{localDirs: localDirs(t.TempDir())}
-	must(t, os.Mkdir(filepath.Join(string(mounts.localDirs), "srv"), 0o755))
+	mounts := newCountingMounts(t)
 	x := newExports(mounts, time.Hour, slog.New(slog.DiscardHandler))
 	var inside, all sync.WaitGroup
 	inside.Add(10)
@@ -576,4 +585,73 @@ func TestSharedMount(t *testing.T) {
 	if rows := x.Snapshot(); len(rows) != 0 {
 		t.Errorf("after the end: %+v", rows)
 	}
+}
+
+func newCountingMounts(t *testing.T) *countingMounts {
+	t.Helper()
+	mounts := &countingMounts{localDirs: localDirs(t.TempDir())}
+	must(t, os.Mkdir(filepath.Join(string(mounts.localDirs), "srv"), 0o755))
+	return mounts
+}
+
+// A timer that fires late does not take the mount of those who came meanwhile.
+func TestLateTimer(t *testing.T) {
+	mounts := newCountingMounts(t)
+	x := newExports(mounts, time.Hour, slog.New(slog.DiscardHandler))
+	defer x.Close()
+	nothing := func(*store) error { return nil }
+	must(t, x.Use(testExport, nothing))
+	m := x.open[testExport]
+	m.unmountIfIdle()
+	must(t, x.Use(testExport, func(*store) error {
+		before := mounts.unmounts
+		m.unmountIfIdle()
+		if mounts.unmounts != before || len(x.Snapshot()) != 1 {
+			t.Errorf("unmounted %d times while it is in use, and listed are %v", mounts.unmounts-before, x.Snapshot())
+		}
+		return nil
+	}))
+}
+
+// What is busy is unmounted later.
+func TestBusyMount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mounts := newCountingMounts(t)
+		mounts.busy = 2
+		x := newExports(mounts, time.Minute, slog.New(slog.DiscardHandler))
+		must(t, x.Use(testExport, func(*store) error { return nil }))
+		time.Sleep(10 * time.Minute)
+		synctest.Wait()
+		if mounts.unmounts != 3 || len(x.Snapshot()) != 0 {
+			t.Errorf("unmounted %d times, and listed are %v", mounts.unmounts, x.Snapshot())
+		}
+	})
+}
+
+// Work that panics does not stay a user.
+func TestPanic(t *testing.T) {
+	x := newExports(newCountingMounts(t), time.Hour, slog.New(slog.DiscardHandler))
+	defer x.Close()
+	func() {
+		defer func() { _ = recover() }()
+		_ = x.Use(testExport, func(*store) error { panic("a bug") })
+	}()
+	if rows := x.Snapshot(); len(rows) != 1 || rows[0].Users != 0 {
+		t.Errorf("users are left: %+v", rows)
+	}
+}
+
+// The driver works in what is mounted, and never in the directory that waits for it, on
+// the disk of its own machine.
+func TestNotMounted(t *testing.T) {
+	gate.UserNS(t)
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "export"), 0o755))
+	if root, err := openMounted(filepath.Join(dir, "export")); err == nil {
+		root.Close()
+		t.Error("a directory is taken for a mounted export")
+	}
+	must(t, unix.Mount("tmpfs", filepath.Join(dir, "export"), "tmpfs", 0, ""))
+	root, err := openMounted(filepath.Join(dir, "export"))
+	must(t, errors.Join(err, root.Close(), unix.Unmount(filepath.Join(dir, "export"), 0)))
 }
