@@ -20,4 +20,6 @@ func sameMount(a, b *os.File) error { return errors.ErrUnsupported }
 
 func move(from *os.Root, name string, to *os.Root, as string) error { return errors.ErrUnsupported }
 
+func lockFile(*os.File) error { return errors.ErrUnsupported }
+
 func statfs(*os.File) (total, free int64, err error) { return 0, 0, errors.ErrUnsupported }

@@ -221,16 +221,26 @@ type nfsMounts struct {
 	fsType   string
 	patience time.Duration
 	ops      *nodeops.Node
+	lock     *os.File
 }
 
-// newNFSMounts unmounts what an earlier process left behind. The directory must be
-// used by one process at a time.
+// newNFSMounts unmounts what an earlier process left behind. The directory is this
+// process's until Close: another one would unmount what it works in.
 func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duration, ops *nodeops.Node, log *slog.Logger) (*nfsMounts, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFile(lock); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("-mount-dir %s is used by another process, maybe: %w", dir, err)
+	}
 	left, err := filepath.Glob(filepath.Join(dir, "export-*"))
 	if err != nil {
+		lock.Close()
 		return nil, err
 	}
 	var all sync.WaitGroup
@@ -244,8 +254,10 @@ func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duratio
 		})
 	}
 	all.Wait()
-	return &nfsMounts{dir, fsType, patience, ops}, nil
+	return &nfsMounts{dir, fsType, patience, ops, lock}, nil
 }
+
+func (m *nfsMounts) Close() error { return m.lock.Close() }
 
 func (m *nfsMounts) path(e export) string {
 	return filepath.Join(m.dir, "export-"+digest(e.String()+"#"+e.Options))

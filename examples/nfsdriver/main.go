@@ -95,9 +95,12 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		}
 		var mounts mounter = localDirs(cfg.local)
 		if cfg.local == "" {
-			if mounts, err = newNFSMounts(ctx, cfg.mountDir, cfg.fsType, cfg.serverTimeout, node, log); err != nil {
+			nfs, err := newNFSMounts(ctx, cfg.mountDir, cfg.fsType, cfg.serverTimeout, node, log)
+			if err != nil {
 				return err
 			}
+			defer nfs.Close()
+			mounts = nfs
 		}
 		exports := newExports(mounts, time.Minute, log)
 		defer exports.Close()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,8 +13,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/nodeops"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
@@ -197,4 +200,43 @@ func TestBusyTrash(t *testing.T) {
 	}
 	must(t, unix.Unmount(filepath.Join(share, storeName, dirTrash, entries[0].Name(), "busy"), 0))
 	wantShare(t, share)
+}
+
+// The controller's own mounts: made, shared, and taken over from a process that died, but
+// not from one that lives.
+func TestControllerMounts(t *testing.T) {
+	shares := newShares(t)
+	must(t, os.WriteFile(filepath.Join(shares, "a", "file"), nil, 0o600))
+	ops, err := nodeops.New(nodeops.Config{Unmount: nodeops.UnmountWait})
+	must(t, err)
+	dir := t.TempDir()
+	start := func() (*nfsMounts, error) {
+		return newNFSMounts(t.Context(), dir, "overlay", time.Minute, ops, slog.New(slog.DiscardHandler))
+	}
+	e := export{Server: "server", Share: "/a"}
+	m, err := start()
+	must(t, err)
+	for range 2 {
+		root, err := m.Mount(e)
+		must(t, err)
+		_, err = root.Stat("file")
+		must(t, errors.Join(err, root.Close()))
+	}
+	if _, err := start(); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("two processes use one directory: %v", err)
+	}
+	if len(mountsBelow(t, dir)) != 1 {
+		t.Errorf("mounted are %v", mountsBelow(t, dir))
+	}
+	must(t, m.Close())
+	m, err = start()
+	must(t, err)
+	if left := mountsBelow(t, dir); len(left) > 0 {
+		t.Errorf("an earlier process left %v", left)
+	}
+	_, err = m.Mount(export{Server: "server", Share: "/none"})
+	if !errors.Is(err, errRefused) {
+		t.Errorf("mounting what is not there: %v", err)
+	}
+	must(t, m.Close())
 }

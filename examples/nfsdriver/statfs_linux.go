@@ -60,6 +60,17 @@ func move(from *os.Root, name string, to *os.Root, as string) error {
 	return nil
 }
 
+// lockFile locks an open file for this process, without waiting: errBusy if another one
+// has it. A lock goes with its process, or with the last descriptor; on NFS 4 it is the
+// server's, and goes as well when the server has not heard of the machine for its lease.
+func lockFile(f *os.File) error {
+	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return errBusy
+	}
+	return os.NewSyscallError("flock", err)
+}
+
 // statfs returns the size of the file system behind an open directory, and what of it
 // an unprivileged process could still use.
 func statfs(dir *os.File) (total, free int64, err error) {
