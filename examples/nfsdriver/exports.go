@@ -264,16 +264,23 @@ func (m *nfsMounts) path(e export) string {
 }
 
 // Mount needs no lock: nodeops finds what is mounted, compares it, and replaces it
-// if it is dead.
+// if it is dead. Something else in this driver's own place is what an earlier process
+// left, and goes.
 func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	path := m.path(e)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*m.patience)
 	defer cancel()
-	err := m.ops.PublishShare(ctx, nodeops.SharePublish{
+	share := nodeops.SharePublish{
 		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
 		// The driver takes no locks, so NFSv3 needs no rpc.statd here.
-		MountFlags: slices.Concat(always, []string{"noexec", "nolock"}, e.options()),
-	})
+		MountFlags: withVersion(slices.Concat(always, []string{"noexec", "nolock"}, e.options())),
+	}
+	err := m.ops.PublishShare(ctx, share)
+	if status.Code(err) == codes.AlreadyExists {
+		if err = m.ops.Unpublish(ctx, e.String(), path); err == nil {
+			err = m.ops.PublishShare(ctx, share)
+		}
+	}
 	switch status.Code(err) {
 	case codes.Internal, codes.NotFound: // the helper's answer, and nothing is mounted
 		return nil, fmt.Errorf("mount %s: %w: %w", e, errRefused, err)

@@ -48,7 +48,21 @@ func canonical(option string) (key, value string) {
 	if key == "nfsvers" {
 		key = "vers"
 	}
+	if version, ok := strings.CutPrefix(key, "v"); ok && value == "" && version != "" && strings.Trim(version, "0123456789.") == "" {
+		return "vers", version // -o v4.2
+	}
 	return key, value
+}
+
+// withVersion says which version it is to be, if nobody did: the newest of 4 that both
+// sides know. Left alone, mount.nfs takes many a refusal (no such directory, an export
+// that was withdrawn) for a reason to try version 3: it waits ten seconds for an rpc.statd
+// that nodes do not run, and then complains about that.
+func withVersion(options []string) []string {
+	if slices.ContainsFunc(options, func(o string) bool { key, _ := canonical(o); return key == "vers" }) {
+		return options
+	}
+	return append(options, "vers=4")
 }
 
 // splitOptions takes lists of options apart: "vers=4.1,hard" is two. What is
@@ -116,7 +130,7 @@ func mountOptions(e export, admin []string, attributes string) ([]string, error)
 			}
 		}
 	}
-	return merged, nil
+	return withVersion(merged), nil
 }
 
 // shown keeps values out of errors that are nobody's business, such as labels.

@@ -77,22 +77,27 @@ func TestPlanVolume(t *testing.T) {
 }
 
 func TestMountOptions(t *testing.T) {
-	e := export{Server: "nas", Share: "/srv", Options: "vers=4.1"}
 	for _, tt := range []struct {
+		export     string
 		admin      []string
 		attributes string
 		want       string
 	}{
-		{nil, "", "nosuid,nodev,retry=0,vers=4.1"},
-		{[]string{"hard,timeo=600", "nfsvers=4.1"}, "ro,timeo=600", "nosuid,nodev,retry=0,vers=4.1,hard,timeo=600,ro"},
-		{[]string{"suid", "noexec"}, "", "nosuid,nodev,retry=0,vers=4.1,suid,noexec"}, // the last one counts
-		{[]string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,retry=0,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
+		{"vers=4.1", nil, "", "nosuid,nodev,retry=0,vers=4.1"},
+		{"vers=4.1", []string{"hard,timeo=600", "nfsvers=4.1"}, "ro,timeo=600", "nosuid,nodev,retry=0,vers=4.1,hard,timeo=600,ro"},
+		{"vers=4.1", []string{"suid", "noexec"}, "", "nosuid,nodev,retry=0,vers=4.1,suid,noexec"}, // the last one counts
+		{"vers=4.1", []string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,retry=0,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
+		{"", []string{"hard"}, "", "nosuid,nodev,retry=0,hard,vers=4"},
+		{"", []string{"v4.2", "nfsvers=4.2"}, "vers=4.2", "nosuid,nodev,retry=0,vers=4.2"},
+		{"vers=3", []string{"v3"}, "nolock", "nosuid,nodev,retry=0,vers=3,nolock"},
 	} {
+		e := export{Server: "nas", Share: "/srv", Options: tt.export}
 		got, err := mountOptions(e, tt.admin, tt.attributes)
 		if err != nil || strings.Join(got, ",") != tt.want {
 			t.Errorf("%q and %q: %q, %v; want %q", tt.admin, tt.attributes, got, err, tt.want)
 		}
 	}
+	e := export{Server: "nas", Share: "/srv", Options: "vers=4.1"}
 	for _, tt := range []struct {
 		admin      []string
 		attributes string
