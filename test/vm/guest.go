@@ -152,7 +152,7 @@ func (g *guest) run(ctx context.Context, j job) (r result, sound bool) {
 				g.say("%s %s", verdict, rest)
 			}
 		}
-		if g.verbose {
+		if g.verbose || strings.HasPrefix(s, "# ") {
 			g.say("%s", s)
 		}
 	}

@@ -27,10 +27,10 @@ var table = []job{
 	{pkg: "./nodeops", run: "^(TestStagePublishRoundTrip|TestExpand|TestShutDownFilesystem|TestConflictsListTheDifferences|" +
 		"TestBlock|TestUnpublishOfAHungMount)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
-	{pkg: "./examples/nfsdriver", run: "TestNFSSanity", kernels: []string{"6.12"}, timeout: 5 * time.Minute},
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|Container)", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Sanity|Rules)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|Container|Faults)", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 
-	{pkg: "./examples/nfsdriver", run: "TestNFS(BadInput|Faults|Kills)", timeout: 20 * time.Minute, long: true},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(BadInput|Kills)", timeout: 20 * time.Minute, long: true},
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
 	{pkg: "./nodeops/fastmount", timeout: 20 * time.Minute, long: true},
 	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
