@@ -63,6 +63,40 @@ func TestRules(t *testing.T) {
 	t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
 }
 
+// What csitest lets a driver do later, when the volume is published again, is done while
+// it is in use: each kind of volume grows under its pod.
+func TestRulesOfGrowthOnline(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs", "mkfs.xfs")
+	for _, kind := range []string{"block", "xfs", "ext4"} {
+		t.Run(kind, func(t *testing.T) {
+			rule, cfg := "node.expand.grows", csitest.Config{Dir: t.TempDir(), Size: 320 << 20, Kernel: true, FSType: kind} // no xfs is smaller
+			switch kind {
+			case "block":
+				rule, cfg.FSType = "node.expand.grows-block", ""
+			case "ext4":
+				gate.Capability(t, unix.CAP_SYS_RESOURCE)
+			}
+			cfg.Rules = []string{rule}
+			report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: startInProcess(t, cfg.Dir)}, cfg)
+			must(t, err)
+			if passed := report.With(csitest.Passed); len(passed) != 1 || passed[0].Rule.ID != rule {
+				t.Errorf("%+v", report.Results)
+			}
+			grown := 0
+			for _, call := range report.Calls {
+				if call.Method == "NodeExpandVolume" {
+					grown++
+					must(t, call.Status.Err())
+				}
+			}
+			if grown != 2 {
+				t.Errorf("NodeExpandVolume was called %d times", grown)
+			}
+		})
+	}
+}
+
 // TestRulesTorture kills the driver at random moments under load.
 func TestRulesTorture(t *testing.T) {
 	gate.Root(t)

@@ -26,6 +26,8 @@ var table = []job{
 	// What 6.12 has, a developer's kernel has as well.
 	{pkg: "./nodeops", run: "^(TestStagePublishRoundTrip|TestExpand|TestShutDownFilesystem|TestConflictsListTheDifferences|" +
 		"TestBlock|TestUnpublishOfAHungMount)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
+	// Where CAP_SYS_RESOURCE is missing, ext4 does not grow while it is mounted.
+	{pkg: "./examples/blockdriver", run: "^TestRules(OfGrowthOnline)?$", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Sanity|Rules)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|Container|Faults)", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
