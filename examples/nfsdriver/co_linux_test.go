@@ -128,6 +128,14 @@ func (c *co) delete(id string) error {
 	return err
 }
 
+func (c *co) expand(id string, required, limit int64) (int64, error) {
+	r, err := c.controller.ControllerExpandVolume(c.ctx(), &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}})
+	if r.GetNodeExpansionRequired() {
+		c.t.Error("the nodes have nothing to do")
+	}
+	return r.GetCapacityBytes(), err
+}
+
 func (c *co) snapshot(name, volumeID string) (string, error) {
 	r, err := c.controller.CreateSnapshot(c.ctx(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volumeID})
 	return r.GetSnapshot().GetSnapshotId(), err

@@ -33,10 +33,10 @@ type exports struct {
 	linger  time.Duration // how long a mount outlives its last user
 	log     *slog.Logger
 
-	mu    sync.Mutex
-	open  map[export]*mounted
-	turns map[string]*sync.Mutex // see store.change: one for each share, however it is mounted
-	over  bool                   // after Close
+	mu     sync.Mutex
+	open   map[export]*mounted
+	shares map[string]*share
+	over   bool // after Close
 }
 
 type mounted struct {
@@ -52,7 +52,7 @@ type mounted struct {
 }
 
 func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
-	return &exports{mounter: m, linger: linger, log: log, open: map[export]*mounted{}, turns: map[string]*sync.Mutex{}}
+	return &exports{mounter: m, linger: linger, log: log, open: map[export]*mounted{}, shares: map[string]*share{}}
 }
 
 // Use runs fn with the store of the export, which is mounted if it is not, and
@@ -109,16 +109,23 @@ func (m *mounted) acquire() (*store, error) {
 	if err != nil {
 		return nil, err
 	}
+	s = &store{export: m.export, root: root, log: m.all.log.With("export", m.String()), share: m.all.share(m.export)}
+	s.join()
 	m.all.mu.Lock()
 	defer m.all.mu.Unlock()
-	change := m.all.turns[m.String()]
-	if change == nil {
-		change = new(sync.Mutex)
-		m.all.turns[m.String()] = change
-	}
-	s = &store{export: m.export, root: root, log: m.all.log.With("export", m.String()), change: change}
 	m.store = s
 	return s, nil
+}
+
+func (x *exports) share(e export) *share {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.shares[e.String()]
+	if s == nil {
+		s = new(share)
+		x.shares[e.String()] = s
+	}
+	return s
 }
 
 // release closes what keeps the mount busy once the last user has gone.

@@ -7,5 +7,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.Role("nfsdriver", main), gate.Role("localdriver", localMain))
+	gate.Main(m, gate.Role("nfsdriver", main), gate.Role("localdriver", localMain), gate.Role("holder", holderMain))
 }

@@ -125,7 +125,7 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
 	}
 	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
-		if err := s.open(); err != nil {
+		if err := s.begin(); err != nil {
 			return nil, err
 		}
 		key := path.Join(dirSnapshots, ref.Key)
@@ -327,7 +327,7 @@ func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
 		return fmt.Errorf("%w: the source is on server %s, and only copies on one server are made; use a class whose server is that one", errInvalid, from.Server)
 	}
 	return x.Use(from, func(src *store) error {
-		if err := src.open(); err != nil {
+		if err := src.begin(); err != nil {
 			return fmt.Errorf("source %q: %w", id, err)
 		}
 		in, err := open(src)

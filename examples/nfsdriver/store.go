@@ -19,6 +19,7 @@ import (
 //
 //	<subDir>/                     a volume, wherever its subDir says
 //	.csikit-nfs/marker            says that the directory is the driver's
+//	.csikit-nfs/lock              locked by the controller that is at work
 //	.csikit-nfs/volumes/K.json    a volume exists as long as this file does; K follows from subDir
 //	.csikit-nfs/volumes/K.deleting  one whose deletion has begun and will be finished
 //	.csikit-nfs/names/N           the subDir of the volume with that name, a hint
@@ -38,10 +39,19 @@ type store struct {
 	mu  sync.Mutex
 	own *os.Root // storeName; nil until open or create
 
+	*share
+}
+
+// share is what the mounts of one share have in common, however it is mounted.
+type share struct {
 	// change is held while it is decided what is at a subDir, and something is moved
 	// there or away: a deletion must not take its successor, and of two volumes one
 	// must not get into the other.
-	change *sync.Mutex
+	change sync.Mutex
+
+	lockMu sync.Mutex
+	lock   *os.File // nil: the share is not held
+	stores int      // open ones
 }
 
 const (
@@ -66,11 +76,64 @@ type marker struct {
 	Version int    `json:"version"`
 }
 
+// join counts a store that is opened. It may have to wait for the server.
+func (s *share) join() {
+	s.lockMu.Lock()
+	defer s.lockMu.Unlock()
+	s.stores++
+}
+
+// close may have to ask the server.
 func (s *store) close() {
 	if s.own != nil {
 		s.own.Close()
 	}
 	s.root.Close()
+	s.lockMu.Lock()
+	defer s.lockMu.Unlock()
+	if s.stores--; s.stores == 0 && s.lock != nil {
+		s.lock.Close()
+		s.lock = nil
+	}
+}
+
+// hold locks the share for this process, as long as one of its stores is open. errBusy:
+// another controller is at work there. Without it, two of them would go on with one copy,
+// or one would empty the trash under the other's hands.
+//
+// A lock that was held is asked for again: a server forgets those of a machine that it has
+// not heard of for the time of a lease.
+func (s *store) hold() error {
+	s.lockMu.Lock()
+	defer s.lockMu.Unlock()
+	if s.lock != nil {
+		if lockFile(s.lock) == nil {
+			return nil
+		}
+		s.lock.Close()
+		s.lock = nil
+	}
+	f, err := s.own.OpenFile("lock", os.O_RDWR|os.O_CREATE, 0o600) // NFS locks only what is open for writing
+	if err != nil {
+		return err
+	}
+	if err := lockFile(f); err != nil {
+		f.Close()
+		if errors.Is(err, errBusy) {
+			return fmt.Errorf("%w: another controller is at work on %s, or this one under another name of the server; let one run alone", errBusy, s.where())
+		}
+		return err
+	}
+	s.lock = f
+	return nil
+}
+
+// begin is open for those who are about to change something.
+func (s *store) begin() error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.hold()
 }
 
 // open opens the driver's directory, errNotFound if this export has none: then it has no
@@ -128,9 +191,10 @@ func (s *store) open() error {
 	return nil
 }
 
-// create is open for those who are about to make something. The marker comes last.
+// create is begin for those who are about to make something, the driver's directory as
+// well. The marker comes last.
 func (s *store) create() error {
-	err := s.open()
+	err := s.begin()
 	if !errors.Is(err, errNotFound) {
 		return err
 	}
@@ -147,7 +211,7 @@ func (s *store) create() error {
 		return err
 	}
 	for _, name := range there {
-		if !slices.Contains(storeDirs, name) && !strings.HasPrefix(name, "marker") {
+		if !slices.Contains(storeDirs, name) && !strings.HasPrefix(name, "marker") && name != "lock" {
 			return fmt.Errorf("%w: %s has no marker and holds %q: it is not the driver's", errRefused, s.where(storeName), name)
 		}
 	}
@@ -166,7 +230,7 @@ func (s *store) create() error {
 	if err := errors.Join(syncDir(own, "."), syncDir(s.root, ".")); err != nil {
 		return err
 	}
-	return s.open()
+	return s.begin()
 }
 
 // where is for people who read an error.

@@ -191,7 +191,7 @@ func (b *dirBackend) cleaned(e export, again chan struct{}) bool {
 
 func (b *dirBackend) cleanOnce(e export) error {
 	_, err := work(context.Background(), b, e, "clean "+e.String(), func(j *job, s *store) (any, error) {
-		if err := s.open(); err != nil {
+		if err := s.begin(); err != nil {
 			return nil, err
 		}
 		return nil, errors.Join(s.tidy(), s.emptyTrash(j))

@@ -18,7 +18,8 @@ import (
 
 // dirBackend is the Backend that keeps a volume as a directory of an export, and all
 // that it knows about it in the same export: it has no state of its own, and any
-// process that reaches the server can take over. One at a time may run.
+// process that reaches the server can take over. Of two, one is refused while the
+// other one is at work.
 type dirBackend struct {
 	servers *servers
 	exports *exports
@@ -355,7 +356,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
 	}
 	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
-		if err := s.open(); err != nil {
+		if err := s.begin(); err != nil {
 			return nil, err
 		}
 		key := digest(ref.SubDir)
@@ -509,6 +510,9 @@ func (s *store) removeParents(subDir string, n int) {
 func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error) {
 	const op = "expand volume"
 	v, err := volumeWork(ctx, b, id, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(s *store, v volumeRecord) (Volume, error) {
+		if err := s.hold(); err != nil {
+			return v.Volume, err
+		}
 		size, err := s.chooseSize(r, v.CapacityBytes)
 		if err != nil {
 			return v.Volume, err

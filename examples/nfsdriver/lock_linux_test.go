@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/csikit/csikit/csitest/gate"
+	"google.golang.org/grpc/codes"
+)
+
+// holderMain is a controller at work on an export, until it is killed.
+func holderMain() {
+	x := newExports(localDirs(os.Args[1]), 0, slog.New(slog.DiscardHandler))
+	err := x.Use(testExport, func(s *store) error {
+		if err := s.create(); err != nil {
+			return err
+		}
+		fmt.Println("at work")
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
+	})
+	fmt.Println(err)
+}
+
+// Of two controllers at once on one export, as after a pod was deleted by force, one is
+// refused what changes anything, until the other one has finished or died.
+func TestTwoControllers(t *testing.T) {
+	c, share := newLocalController(t, testExport)
+	v := c.mustCreate("pvc-1")
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	for _, how := range []string{"killed", "finished"} {
+		other := gate.RoleCommand(context.Background(), "holder", filepath.Dir(share))
+		in, err := other.StdinPipe()
+		must(t, err)
+		out, err := other.StdoutPipe()
+		must(t, err)
+		must(t, other.Start())
+		line, err := bufio.NewReader(out).ReadString('\n')
+		if err != nil || line != "at work\n" {
+			t.Fatalf("the other controller says %q (%v)", line, err)
+		}
+		_, err = c.create("pvc-2")
+		refused(t, err, codes.Aborted, "another controller")
+		_, err = c.snapshot("snap-2", v.GetVolumeId())
+		refused(t, err, codes.Aborted, "another controller")
+		_, err = c.expand(v.GetVolumeId(), 100, 0)
+		refused(t, err, codes.Aborted, "another controller")
+		refused(t, c.delete(v.GetVolumeId()), codes.Aborted, "another controller")
+		refused(t, c.deleteSnapshot(id), codes.Aborted, "another controller")
+		if page, _, err := c.backend().ListVolumes(t.Context(), "", 0); err != nil || len(page) != 1 {
+			t.Errorf("listed are %v (%v)", page, err)
+		}
+		if how == "killed" {
+			must(t, other.Process.Kill())
+		} else {
+			must(t, in.Close())
+		}
+		_ = other.Wait()
+		must(t, c.delete(c.mustCreate("pvc-2").GetVolumeId()))
+	}
+	must(t, c.deleteSnapshot(id))
+	must(t, c.delete(v.GetVolumeId()))
+	wantShare(t, share)
+}
+
+// One controller may have a share mounted in two ways, and work in both.
+func TestTwoMountsOfOneShare(t *testing.T) {
+	c, share := newLocalController(t)
+	x := c.backend().exports
+	must(t, x.Use(testExport, func(a *store) error {
+		must(t, a.create())
+		e := testExport
+		e.Options = "vers=4.2"
+		must(t, x.Use(e, func(b *store) error { return b.create() }))
+		return a.hold()
+	}))
+	wantShare(t, share)
+}
