@@ -4,18 +4,44 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/internal/refdriver"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
+
+// forSidecar does something before a call of one sidecar.
+func forSidecar(name, method string, do func() error) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		agent := strings.Join(metadata.ValueFromIncomingContext(ctx, "user-agent"), " ")
+		if strings.Contains(agent, "csicheck as "+name) && path.Base(info.FullMethod) == method {
+			if err := do(); err != nil {
+				return nil, err
+			}
+		}
+		return handler(ctx, req)
+	}
+}
+
+// tooLate is what a second is too short for.
+func tooLate() error {
+	time.Sleep(1100 * time.Millisecond)
+	return nil
+}
+
+func failing(code codes.Code) func() error {
+	return func() error { return status.Error(code, "not now") }
+}
 
 var hostileDefects = []defect{
 	{
@@ -54,12 +80,27 @@ var hostileDefects = []defect{
 			return handler(ctx, req)
 		},
 	},
+	{breaks: "sidecar.node-driver-registrar", does: "GetPluginInfo takes its time", unary: forSidecar("node-driver-registrar", "GetPluginInfo", tooLate)},
+	{breaks: "sidecar.livenessprobe", does: "Probe fails", unary: forSidecar("livenessprobe", "Probe", failing(codes.FailedPrecondition))},
+	{breaks: "sidecar.external-provisioner", does: "the first Probe fails", unary: forSidecar("external-provisioner", "Probe", failing(codes.Unavailable))},
+	{breaks: "sidecar.external-attacher", does: "ControllerGetCapabilities takes its time", unary: forSidecar("external-attacher", "ControllerGetCapabilities", tooLate)},
 	{
-		breaks: "sidecar.startup", does: "ControllerGetCapabilities takes its time",
-		unary: after(func() func(*csi.ControllerGetCapabilitiesResponse) {
-			return func(*csi.ControllerGetCapabilitiesResponse) { time.Sleep(1100 * time.Millisecond) } // what the rule is about
-		}()),
+		breaks: "sidecar.external-resizer", does: "ControllerGetCapabilities is answered twice",
+		unary: func() grpc.UnaryServerInterceptor {
+			var n atomic.Int32
+			return forSidecar("external-resizer", "ControllerGetCapabilities", func() error {
+				if n.Add(1)%3 == 0 {
+					return status.Error(codes.ResourceExhausted, "not so often")
+				}
+				return nil
+			})
+		}(),
 	},
+	{
+		breaks: "sidecar.external-snapshotter", does: "GetPluginInfo fails before Probe", unary: forSidecar("external-snapshotter", "GetPluginInfo", failing(codes.Unavailable)),
+		also: because("it begins so, too", "sidecar.external-snapshotter-groups"),
+	},
+	{breaks: "sidecar.external-snapshotter-groups", does: "GroupControllerGetCapabilities fails", unary: forSidecar("external-snapshotter-groups", "GroupControllerGetCapabilities", failing(codes.Unavailable))},
 	{
 		breaks: "socket.alone", does: "a lock file beside the socket",
 		unary: before(func(r *csi.NodeStageVolumeRequest) {

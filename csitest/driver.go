@@ -50,8 +50,8 @@ func (r *run) connect(ctx context.Context) error {
 
 // dial makes a connection that comes back soon after the driver does, and on which
 // a call lasts no longer than kubelet's.
-func dial(endpoint string) (*grpc.ClientConn, error) {
-	cc, err := grpc.NewClient(endpoint,
+func dial(endpoint string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
+	cc, err := grpc.NewClient(endpoint, append(opts,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -62,7 +62,7 @@ func dial(endpoint string) (*grpc.ClientConn, error) {
 			ctx, cancel := context.WithTimeout(ctx, callTimeout)
 			defer cancel()
 			return invoke(ctx, method, req, resp, cc, opts...)
-		}))
+		}))...)
 	if err != nil {
 		return nil, fmt.Errorf("csitest: endpoint %s: %w", endpoint, err)
 	}

@@ -67,6 +67,7 @@ func Rules(patterns ...string) []Rule {
 		restartRules,
 		secretRules,
 		hostileRules,
+		sidecarRules,
 		// Judges: they come last.
 		statusRules,
 		responseRules,

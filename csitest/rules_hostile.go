@@ -4,18 +4,15 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
@@ -101,21 +98,6 @@ var hostileRules = []Rule{
 			req := c.createRequest()
 			req.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 12345, protowire.VarintType), 1))
 			send(c, c.Controller.CreateVolume, req).ok()
-		},
-	},
-	{
-		ID: "sidecar.startup", Level: Must, Spec: "external-attacher, livenessprobe, node-driver-registrar",
-		Title: "what sidecars ask when they start is answered in the time that they give",
-		Why: "The attacher and the registrar give GetPluginInfo a second, and the attacher a second to GetPluginCapabilities and ControllerGetCapabilities together; livenessprobe " +
-			"gives Probe three. A sidecar that does not get its answer exits, and the driver's container is restarted. Each makes a connection of its own. Three tries are made.",
-		check: func(c *Case) {
-			var err error
-			for range 3 {
-				if err = c.startSidecars(); err == nil {
-					return
-				}
-			}
-			c.fail("answers in time", "%v", err)
 		},
 	},
 	{
@@ -263,49 +245,3 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 func (rawCodec) Name() string { return "proto" }
-
-// startSidecars asks what they ask, on connections of their own.
-func (c *Case) startSidecars() error {
-	ask := func(endpoint, who string, limit time.Duration, methods ...string) error {
-		cc, err := dial(endpoint)
-		if err != nil {
-			return err
-		}
-		defer cc.Close()
-		connect, cancel := context.WithTimeout(c.ctx, readyTimeout)
-		defer cancel()
-		if _, err := csi.NewIdentityClient(cc).Probe(connect, &csi.ProbeRequest{}, grpc.WaitForReady(true)); err != nil {
-			return fmt.Errorf("%s: Probe: %w", who, err)
-		}
-		ctx, cancel := context.WithTimeout(c.ctx, limit)
-		defer cancel()
-		for _, m := range methods {
-			if err := cc.Invoke(ctx, m, new(csi.ProbeRequest), proto.Message(new(csi.ProbeResponse)), grpc.ForceCodec(anyAnswer{})); err != nil {
-				return fmt.Errorf("%s gives %v: %s: %w", who, limit, m, err)
-			}
-		}
-		return nil
-	}
-	const identity, controller = "/csi.v1.Identity/", "/csi.v1.Controller/"
-	node, ctl := c.run.target.Endpoint, c.run.target.ControllerEndpoint
-	if ctl == "" {
-		ctl = node
-	}
-	if err := ask(node, "node-driver-registrar", time.Second, identity+"GetPluginInfo"); err != nil {
-		return err
-	}
-	if err := ask(node, "livenessprobe", 3*time.Second, identity+"Probe"); err != nil || c.run.has.Controller == nil {
-		return err
-	}
-	if err := ask(ctl, "external-attacher", time.Second, identity+"GetPluginInfo"); err != nil {
-		return err
-	}
-	return ask(ctl, "external-attacher", time.Second, identity+"GetPluginCapabilities", controller+"ControllerGetCapabilities")
-}
-
-// anyAnswer sends an empty request, and takes whatever comes back.
-type anyAnswer struct{}
-
-func (anyAnswer) Marshal(any) ([]byte, error) { return nil, nil }
-func (anyAnswer) Unmarshal([]byte, any) error { return nil }
-func (anyAnswer) Name() string                { return "proto" }
