@@ -118,7 +118,7 @@ func (n *conn) end(call *Call, err error) {
 
 // Invoke implements grpc.ClientConnInterface.
 func (n *conn) Invoke(ctx context.Context, method string, req, resp any, opts ...grpc.CallOption) error {
-	n.c.run.addSecrets(req)
+	req = n.c.withSecrets(req)
 	call := n.begin(ctx, method, req)
 	err := n.to.Invoke(ctx, method, req, resp, opts...)
 	if m, ok := resp.(proto.Message); ok && err == nil {
@@ -150,7 +150,7 @@ type stream struct {
 }
 
 func (s *stream) SendMsg(m any) error {
-	s.n.c.run.addSecrets(m)
+	m = s.n.c.withSecrets(m)
 	s.call = s.n.begin(s.ctx, s.method, m)
 	if req, ok := m.(csispec.MetadataRequest); ok {
 		s.judge = csispec.NewMetadataStream(req)

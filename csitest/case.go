@@ -33,6 +33,8 @@ type Case struct {
 	n      int // of the case in the run
 	names  int
 	lost   atomic.Bool // a call found nobody, or no answer
+	// planted goes into every request that has a field for secrets, under plantedKey.
+	planted string
 	// streamed is the volume_capacity_bytes of the last stream that was read.
 	streamed int64
 

@@ -112,7 +112,7 @@ var hostileDefects = []defect{
 	{
 		breaks: "secrets.not-in-arguments", does: "a secret is an argument of mount", kernel: true,
 		unary: before(func(r *csi.NodeStageVolumeRequest) {
-			if s := r.GetSecrets()["csicheck-planted"]; s != "" {
+			if s := r.GetSecrets()[plantedKey]; s != "" {
 				exec.Command("sh", "-c", "sleep 0.3", "mount", "password="+s).Run()
 			}
 		}),
@@ -122,7 +122,7 @@ var hostileDefects = []defect{
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			switch r := req.(type) {
 			case *csi.NodeStageVolumeRequest:
-				if s := r.GetSecrets()["csicheck-planted"]; s != "" {
+				if s := r.GetSecrets()[plantedKey]; s != "" && lives(r.GetStagingTargetPath()) {
 					os.WriteFile(r.GetStagingTargetPath()+".json", []byte(s), 0o600)
 				}
 			case *csi.NodeUnstageVolumeRequest:

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // connect starts the driver, if that is asked for, and waits until it is ready.
@@ -292,22 +291,6 @@ func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 	r.clean(ctx, c)
 	r.offered[kind.GetBlock() != nil] = status.Code(err) != codes.InvalidArgument
 	return r.offered[kind.GetBlock() != nil]
-}
-
-// addSecrets fills in the secrets of a request that has none.
-func (r *run) addSecrets(req any) {
-	m, ok := req.(proto.Message)
-	if !ok || len(r.cfg.Secrets) == 0 {
-		return
-	}
-	f := m.ProtoReflect().Descriptor().Fields().ByName("secrets")
-	if f == nil || m.ProtoReflect().Has(f) {
-		return
-	}
-	secrets := m.ProtoReflect().Mutable(f).Map()
-	for k, v := range r.cfg.Secrets {
-		secrets.Set(protoreflect.ValueOfString(k).MapKey(), protoreflect.ValueOfString(v))
-	}
 }
 
 func (r *run) validate(m proto.Message) []csispec.Violation {

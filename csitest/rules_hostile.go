@@ -1,9 +1,7 @@
 package csitest
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"os"
 	"path/filepath"
 	"slices"
@@ -116,38 +114,6 @@ var hostileRules = []Rule{
 		},
 	},
 	{
-		ID: "secrets.not-in-arguments", Level: Must, Spec: "Secrets Requirements",
-		Title: "secrets are not in the arguments of the programs that the driver runs",
-		Why:   "Everybody on the node reads them in /proc, ps and audit logs. mount(8), cryptsetup and their kin take secrets from a file descriptor.",
-		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
-			planted := "planted-" + rand.Text()
-			stop, found := make(chan struct{}), make(chan string, 1)
-			go func() { found <- c.run.watchArguments(planted, stop) }()
-			c.plantIn(planted)
-			close(stop)
-			if line := <-found; line != "" {
-				c.fail("no secret in the arguments of a process", "%s", strings.ReplaceAll(line, planted, "<THE SECRET>"))
-			}
-		},
-	},
-	{
-		ID: "secrets.not-in-files", Level: Should, Spec: "Secrets Requirements",
-		Title: "secrets are not in files that the driver writes",
-		Why: "Files outlive the pod, are backed up and read by others. Looked into are the directories of kubelet and of the socket, and files that the driver has open " +
-			"for writing.",
-		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
-			planted := "planted-" + rand.Text()
-			c.plantIn(planted)
-			for _, path := range c.run.written() {
-				if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(planted)) {
-					c.error("no secret in a file", "%s", path)
-				}
-			}
-		},
-	},
-	{
 		ID: "leaks.node", Level: Must, Spec: "NodeUnstageVolume",
 		Title: "volumes that come and go leave no mounts, devices and files on the node",
 		Why:   "What is left by each volume ends the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
@@ -212,21 +178,6 @@ func (c *Case) cycle() (d device) {
 	_ = os.RemoveAll(filepath.Dir(v.stagingPath())) // kubelet does; nothing is mounted there now
 	_ = os.Remove(filepath.Dir(v.targetPath("a")))
 	return d
-}
-
-// plantIn sends a secret with every call of a volume's life.
-func (c *Case) plantIn(planted string) {
-	create := c.createRequest()
-	create.Secrets = map[string]string{"csicheck-planted": planted}
-	v := c.volumeOf(create, step(c, c.Controller.CreateVolume, create).GetVolume()).attach()
-	if c.has(stageVolume) {
-		req := v.stageRequest()
-		req.Secrets = create.Secrets
-		step(c, c.Node.NodeStageVolume, req)
-	}
-	req := v.publishRequest("a")
-	req.Secrets = create.Secrets
-	step(c, c.Node.NodePublishVolume, req)
 }
 
 // raw calls with bytes that no library of protobuf would send.

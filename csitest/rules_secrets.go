@@ -4,13 +4,22 @@ import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
+	"maps"
+	"os"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-const tokensKey = "csi.storage.k8s.io/serviceAccount.tokens"
+const (
+	tokensKey  = "csi.storage.k8s.io/serviceAccount.tokens"
+	plantedKey = "csicheck-planted"
+)
 
+// Each plants a secret in requests of every RPC that has a field for one, and looks for
+// it where it must not be.
 var secretRules = []Rule{
 	{
 		ID: "secrets.not-logged", Level: Should, Spec: "Secrets Requirements",
@@ -19,29 +28,11 @@ var secretRules = []Rule{
 			"(CVE-2023-2878, CVE-2024-3744).",
 		Needs: needs(createVolume, driverLog),
 		check: func(c *Case) {
-			planted := "planted-" + rand.Text()
-			create := c.createRequest()
-			create.Secrets = map[string]string{"csicheck-planted": planted}
-			v := c.volumeOf(create, step(c, c.Controller.CreateVolume, create).GetVolume())
-			send(c, c.Controller.CreateVolume, &csi.CreateVolumeRequest{Name: c.name(), Secrets: create.Secrets}) // an error, which is logged
-			if c.has(nodeService) {
-				v.attach()
-				if c.has(stageVolume) {
-					req := v.stageRequest()
-					req.Secrets = create.Secrets
-					send(c, c.Node.NodeStageVolume, req).ok()
-				}
-				req := v.publishRequest("a")
-				req.Secrets = create.Secrets
-				req.VolumeContext = map[string]string{tokensKey: fmt.Sprintf(`{"":{"token":%q}}`, planted)}
-				for k, value := range v.created.GetVolumeContext() {
-					req.VolumeContext[k] = value
-				}
-				send(c, c.Node.NodePublishVolume, req)
-			}
+			planted := c.plant()
+			c.tellSecrets()
 			for line := range bytes.Lines(c.log()) {
 				if bytes.Contains(line, []byte(planted)) {
-					c.fail("no secret in the log", "%s", strings.ReplaceAll(string(line), planted, "<THE SECRET>"))
+					c.fail("no secret in the log", "%s", masked(string(line), planted))
 				}
 			}
 		},
@@ -52,13 +43,143 @@ var secretRules = []Rule{
 		Why:   "COs show messages to users, and keep them in events that many may read.",
 		Needs: needs(createVolume),
 		check: func(c *Case) {
-			planted := "planted-" + rand.Text()
-			create := c.createRequest()
-			create.Secrets = map[string]string{"csicheck-planted": planted}
-			create.VolumeCapabilities = nil
-			if a := send(c, c.Controller.CreateVolume, create); strings.Contains(a.Status.Message(), planted) {
-				a.wrong("a message without the secret")
+			planted := c.plant()
+			c.tellSecrets()
+			for _, call := range c.run.record.all() {
+				if call.Rule == c.rule.ID && strings.Contains(call.Status.Message(), planted) {
+					c.breach(call, "a message without the secret", masked(call.responseText(), planted))
+					return
+				}
 			}
 		},
 	},
+	{
+		ID: "secrets.not-in-arguments", Level: Must, Spec: "Secrets Requirements",
+		Title: "secrets are not in the arguments of the programs that the driver runs",
+		Why:   "Everybody on the node reads them in /proc, ps and audit logs. mount(8), cryptsetup and their kin take secrets from a file descriptor.",
+		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
+		check: func(c *Case) {
+			planted := c.plant()
+			stop, found := make(chan struct{}), make(chan string, 1)
+			go func() { found <- c.run.watchArguments(planted, stop) }()
+			func() {
+				defer close(stop) // also if a call ends the rule
+				c.tellSecrets()
+			}()
+			if line := <-found; line != "" {
+				c.fail("no secret in the arguments of a process", "%s", masked(line, planted))
+			}
+		},
+	},
+	{
+		ID: "secrets.not-in-files", Level: Should, Spec: "Secrets Requirements",
+		Title: "secrets are not in files that the driver writes",
+		Why: "Files outlive the pod, are backed up and read by others. Looked into are the directories of kubelet and of the socket, and files that the driver has open " +
+			"for writing.",
+		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
+		check: func(c *Case) {
+			planted := c.plant()
+			c.tellSecrets()
+			for _, path := range c.run.written() {
+				if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(planted)) {
+					c.error("no secret in a file", "%s", path)
+				}
+			}
+		},
+	},
+}
+
+func masked(text, secret string) string { return strings.ReplaceAll(text, secret, "<THE SECRET>") }
+
+// plant makes a secret, which goes into every request from now on.
+func (c *Case) plant() string {
+	c.planted = "planted-" + rand.Text()
+	return c.planted
+}
+
+// withSecrets is the request with the run's secrets, unless it has its own, and the planted
+// one. What the rule has is not changed: it may be sending the same at the same time.
+func (c *Case) withSecrets(req any) any {
+	m, ok := req.(proto.Message)
+	if !ok || len(c.run.cfg.Secrets) == 0 && c.planted == "" {
+		return req
+	}
+	f := m.ProtoReflect().Descriptor().Fields().ByName("secrets")
+	if f == nil {
+		return req
+	}
+	m = proto.Clone(m)
+	set := func(key, value string) {
+		m.ProtoReflect().Mutable(f).Map().Set(protoreflect.ValueOfString(key).MapKey(), protoreflect.ValueOfString(value))
+	}
+	if !m.ProtoReflect().Has(f) {
+		for k, v := range c.run.cfg.Secrets {
+			set(k, v)
+		}
+	}
+	if c.planted != "" {
+		set(plantedKey, c.planted)
+	}
+	return m
+}
+
+// tellSecrets makes every call that has a field for secrets: once in the life of a
+// volume, whose last part is left to the cleaning up, and once for what does not exist.
+func (c *Case) tellSecrets() {
+	v := c.volume()
+	send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest())
+	if c.has(modifyVolume) && c.has(mutable) {
+		send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters))
+	}
+	if c.has(createSnapshot) {
+		c.tellOfSnapshots(v)
+	}
+	if c.has(groupService) {
+		g := c.group(v)
+		send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g))
+		send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g))
+	}
+	if v.attach(); c.has(nodeService) {
+		c.tellNode(v.stage())
+	}
+	for _, r := range rpcs {
+		if req := r.request(); r.promised(c) && req.ProtoReflect().Descriptor().Fields().ByName("secrets") != nil {
+			c.invoke(r.path(), c.filled(req), r.response())
+		}
+	}
+	send(c, c.Controller.CreateVolume, &csi.CreateVolumeRequest{Name: c.name()}) // what filled asks for is made
+}
+
+func (c *Case) tellOfSnapshots(v *volume) {
+	id := v.snapshot().GetSnapshotId()
+	if c.has(listSnapshots) {
+		send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{SnapshotId: id})
+	}
+	if c.has(getSnapshot) {
+		send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: id})
+	}
+	if c.has(snapshotMetadata) { // whose errors matter as little as the others'
+		_, _ = c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id})
+		_, _ = c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: id, TargetSnapshotId: id})
+		_, _ = c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: c.name()})
+		_, _ = c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: c.name(), TargetSnapshotId: id})
+	}
+	c.deleteSnapshot(id)
+}
+
+// tellNode publishes a volume that is staged, with a pod's tokens, and expands it.
+func (c *Case) tellNode(v *volume) {
+	req := v.publishRequest("a")
+	req.VolumeContext = maps.Clone(req.GetVolumeContext())
+	if req.VolumeContext == nil {
+		req.VolumeContext = map[string]string{}
+	}
+	req.VolumeContext[tokensKey] = fmt.Sprintf(`{"":{"token":%q}}`, c.planted)
+	send(c, c.Node.NodePublishVolume, req)
+	if c.has(expandVolume) {
+		send(c, c.Controller.ControllerExpandVolume, v.expandRequest(2*c.run.cfg.Size))
+	}
+	if c.has(nodeExpandVolume) {
+		send(c, c.Node.NodeExpandVolume, v.nodeExpandRequest("a", 2*c.run.cfg.Size))
+	}
 }
