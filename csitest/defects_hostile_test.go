@@ -72,6 +72,14 @@ var hostileDefects = []defect{
 		}),
 	},
 	{
+		breaks: "hostile.enum", does: "NodePublishVolume takes a mode that is not known",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if m := r.GetVolumeCapability().GetAccessMode(); m.GetMode() == 999 {
+				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+			}
+		}),
+	},
+	{
 		breaks: "hostile.unknown-fields", does: "fields that are not known are refused",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if len(req.(proto.Message).ProtoReflect().GetUnknown()) > 0 {
@@ -148,4 +156,27 @@ var hostileDefects = []defect{
 		}(),
 		also: map[string]string{"socket.alone": "the mounts are beside the socket"},
 	},
+	func() defect {
+		var mu sync.Mutex
+		var killed bool
+		return defect{
+			breaks: "leaks.after-kill", does: "the first unpublish after a kill leaves a mount", kernel: true,
+			forgets: func(*refdriver.State) {
+				mu.Lock()
+				defer mu.Unlock()
+				killed = true
+			},
+			unary: before(func(r *csi.NodeUnpublishVolumeRequest) {
+				mu.Lock()
+				defer mu.Unlock()
+				if dir, _, ok := strings.Cut(r.GetTargetPath(), "/csicheck-"); ok && killed {
+					leak := filepath.Join(dir, "leak")
+					os.MkdirAll(leak, 0o700)
+					refdriver.Bind(leak, leak, false)
+					killed = false
+				}
+			}),
+			mayAlso: because("the mounts are beside the socket", "socket.alone"),
+		}
+	}(),
 }

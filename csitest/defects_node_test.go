@@ -2,9 +2,11 @@ package csitest
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/internal/refdriver"
@@ -276,18 +278,51 @@ var kernelDefects = []defect{
 
 var restartDefects = []defect{
 	{
-		breaks: "restart.volumes-kept", does: "it forgets everything", forgets: func(s *refdriver.State) { *s = *refdriver.NewState() },
+		breaks: "restart.volumes-kept", does: "it forgets everything", forgets: (*refdriver.State).Forget,
 		also: map[string]string{
-			"restart.attachments-kept": "it forgets everything",
-			"restart.node-goes-on":     "it forgets everything",
-			"restart.snapshots-kept":   "it forgets everything",
-			"response.constant":        "another ID for the name",
+			"restart.attachments-kept":  "it forgets everything",
+			"restart.node-goes-on":      "it forgets everything",
+			"restart.snapshots-kept":    "it forgets everything",
+			"restart.publish-under-way": "it forgets everything",
+			"response.constant":         "another ID for the name",
 		},
 	},
 	{
 		breaks: "restart.attachments-kept", does: "it forgets where volumes are", forgets: (*refdriver.State).ForgetAttachments,
-		also: map[string]string{"restart.node-goes-on": "the reference does not stage what is not attached"},
+		also: because("the reference does not stage what is not attached", "restart.node-goes-on", "restart.publish-under-way"),
 	},
-	{breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode},
+	{
+		breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode,
+		also: because("it publishes what was staged before", "restart.publish-under-way"),
+	},
+	func() defect {
+		var mu sync.Mutex
+		dropped, half := map[string]bool{}, map[string]bool{} // calls by their targets
+		return defect{
+			breaks: "restart.publish-under-way", does: "what was under way when it was killed cannot be published",
+			forgets: func(*refdriver.State) {
+				mu.Lock()
+				defer mu.Unlock()
+				maps.Copy(half, dropped)
+			},
+			unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				r, ok := req.(*csi.NodePublishVolumeRequest)
+				if !ok || r.GetTargetPath() == "" {
+					return handler(ctx, req)
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(10 * time.Millisecond): // slow, so that it is killed meanwhile
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if half[r.GetTargetPath()] {
+					return nil, status.Error(codes.Internal, "it is half published")
+				}
+				dropped[r.GetTargetPath()] = ctx.Err() != nil
+				return handler(ctx, req)
+			},
+		}
+	}(),
 	{breaks: "restart.snapshots-kept", does: "it forgets the snapshots", forgets: (*refdriver.State).ForgetSnapshots},
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -76,6 +77,50 @@ var hostileRules = []Rule{
 		},
 	},
 	{
+		ID: "hostile.enum", Level: Must, Spec: "VolumeCapability",
+		Title: "an access mode that the driver does not know is refused by the node and by the controller, also as the second of several",
+		Why: "A newer CO sends it, and means something that the driver would not do. The kinds of volumes that it does not know are not confirmed by " +
+			"ValidateVolumeCapabilities, and have no capacity in GetCapacity.",
+		Needs: needs(createVolume),
+		check: func(c *Case) {
+			v := c.volume()
+			unknown := v.capability()
+			unknown.AccessMode.Mode = 999
+			both := []*csi.VolumeCapability{v.capability(), unknown}
+			refused := []codes.Code{codes.InvalidArgument, codes.FailedPrecondition}
+			create := c.createRequest()
+			create.VolumeCapabilities = both
+			send(c, c.Controller.CreateVolume, create).wants(codes.InvalidArgument)
+			validate := v.validateRequest()
+			validate.VolumeCapabilities = both
+			if a := send(c, c.Controller.ValidateVolumeCapabilities, validate); a.Err == nil && a.Resp.GetConfirmed() != nil || !a.is(codes.OK, codes.InvalidArgument) {
+				a.wrong("INVALID_ARGUMENT, or OK without confirmed")
+			}
+			if c.has(getCapacity) {
+				req := c.capacityRequest()
+				req.VolumeCapabilities = both
+				noCapacity(send(c, c.Controller.GetCapacity, req), "a mode is not known")
+			}
+			if c.has(attachVolume) {
+				req := v.attachRequest()
+				req.VolumeCapability = unknown
+				send(c, c.Controller.ControllerPublishVolume, req).wants(refused...)
+			}
+			if !c.has(nodeService) {
+				return
+			}
+			if v.attach(); c.has(stageVolume) {
+				req := v.stageRequest()
+				req.VolumeCapability = unknown
+				send(c, c.Node.NodeStageVolume, req).wants(refused...)
+				v.stage()
+			}
+			req := v.publishRequest("a")
+			req.VolumeCapability = unknown
+			send(c, c.Node.NodePublishVolume, req).wants(refused...)
+		},
+	},
+	{
 		ID: "hostile.utf8", Level: Must, Spec: "Error Scheme",
 		Title: "a string that is no UTF-8 is refused",
 		Why:   "gRPC libraries that do not look hand the bytes on, to file names and to logs that others parse.",
@@ -126,12 +171,24 @@ var hostileRules = []Rule{
 					c.fail("no device after DeleteVolume", "%s", d)
 				}
 			}
-			if n := c.run.mounted() - mountsBefore; n >= leakCycles {
-				c.fail("as many mounts as before", "%d more after %d volumes came and went", n, leakCycles)
+			c.leftOnNode(mountsBefore, filesBefore, leakCycles)
+		},
+	},
+	{
+		ID: "leaks.after-kill", Level: Must, Spec: "NodeUnstageVolume",
+		Title: "volumes whose driver is killed between any two calls leave no mounts, devices and files on the node",
+		Why:   "A driver that knows only from its memory what it has mounted leaves it behind with each crash and each upgrade.",
+		Needs: needs(createVolume, nodeService, kernelView, restartable), Timeout: 5 * time.Minute,
+		check: func(c *Case) {
+			kill := func() { c.restart() }
+			c.cycle(kill) // what is made once stays
+			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
+			for range killCycles {
+				if d := c.cycle(kill); !d.goneSoon() {
+					c.fail("no device after DeleteVolume", "%s", d)
+				}
 			}
-			if n := len(c.run.files()) - filesBefore; n >= leakCycles {
-				c.fail("as many files as before", "%d more after %d volumes came and went", n, leakCycles)
-			}
+			c.leftOnNode(mountsBefore, filesBefore, killCycles)
 		},
 	},
 	{
@@ -160,19 +217,46 @@ var hostileRules = []Rule{
 	},
 }
 
-// leakCycles is how many volumes come and go; a leak shows that often.
-const leakCycles = 8
+// How many volumes come and go; a leak shows that often. killCycles are fewer, since the
+// driver is killed several times in each.
+const (
+	leakCycles = 8
+	killCycles = 2
+)
 
-// cycle is a volume's life, and tells which device it was on.
-func (c *Case) cycle() (d device) {
+// leftOnNode fails the rule if each of the volumes left something.
+func (c *Case) leftOnNode(mountsBefore, filesBefore, volumes int) {
+	if n := c.run.mounted() - mountsBefore; n >= volumes {
+		c.fail("as many mounts as before", "%d more after %d volumes came and went", n, volumes)
+	}
+	if n := len(c.run.files()) - filesBefore; n >= volumes {
+		c.fail("as many files as before", "%d more after %d volumes came and went", n, volumes)
+	}
+}
+
+// cycle is a volume's life, with something between the calls, and tells which device it
+// was on.
+func (c *Case) cycle(between ...func()) (d device) {
+	then := func() {
+		for _, f := range between {
+			f()
+		}
+	}
 	v := c.volume()
 	if c.has(nodeService) {
-		v.up("a")
+		v.attach().stage()
+		then()
+		v.publish("a")
+		then()
 		d = deviceAt(v.targetPath("a"))
 		if d == deviceAt(c.run.dir) { // of a driver whose volumes are directories
 			d = device{}
 		}
-		v.unpublish("a").unstage().detach()
+		v.unpublish("a")
+		then()
+		v.unstage()
+		then()
+		v.detach()
 	}
 	v.delete()
 	_ = os.RemoveAll(filepath.Dir(v.stagingPath())) // kubelet does; nothing is mounted there now

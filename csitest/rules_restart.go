@@ -1,7 +1,12 @@
 package csitest
 
 import (
+	"context"
+	"os"
+	"time"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -53,6 +58,36 @@ var restartRules = []Rule{
 		},
 	},
 	{
+		ID: "restart.publish-under-way", Level: Must, Spec: "NodePublishVolume",
+		Title: "a driver that is killed while it stages or publishes does it when it is asked again, and undoes it",
+		Why: "What was half done is found by nobody but the repeat: a directory at the target, a mount without its record, a record without its mount. " +
+			"The driver is killed at several moments of each call.",
+		Needs: needs(createVolume, nodeService, restartable), Timeout: 5 * time.Minute,
+		check: func(c *Case) {
+			for _, after := range []time.Duration{0, 3 * time.Millisecond, 30 * time.Millisecond} {
+				v := c.volume().attach()
+				if c.has(stageVolume) {
+					killedIn(c, after, c.Node.NodeStageVolume, v.stageRequest())
+					v.stage()
+				}
+				killedIn(c, after, c.Node.NodePublishVolume, v.publishRequest("a"))
+				v.publish("a")
+				if n := len(v.mountsAtTarget("a")); n > 1 {
+					c.fail("one mount at the target path", "%d", n)
+				}
+				v.unpublish("a")
+				killedIn(c, after, c.Node.NodePublishVolume, v.publishRequest("b"))
+				v.unpublish("b") // the pod is gone
+				for _, pod := range []string{"a", "b"} {
+					if info, err := os.Lstat(v.targetPath(pod)); err == nil {
+						c.fail("nothing at the target path after NodeUnpublishVolume", "%v", orMode(info, err))
+					}
+				}
+				v.unstage().detach().delete()
+			}
+		},
+	},
+	{
 		ID: "restart.snapshots-kept", Level: Must, Spec: "CreateSnapshot",
 		Title: "a snapshot is still the same after the driver was killed",
 		Why:   "A driver that has its snapshots in memory alone loses the backups with the process.",
@@ -66,4 +101,25 @@ var restartRules = []Rule{
 			}}))
 		},
 	},
+}
+
+// killedIn kills the driver a moment after a call has begun, and starts it again. What the
+// call comes to is nobody's business: the caller repeats it, or undoes it.
+func killedIn[Req, Resp any](c *Case, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		send(c, rpc, req)
+	}()
+	time.Sleep(after)
+	c.restart()
+	<-ended
+}
+
+// mountsAtTarget are those at a pod's target, as far as they are in sight.
+func (v *volume) mountsAtTarget(pod string) []mount {
+	if !v.c.has(kernelView) {
+		return nil
+	}
+	return mountsAt(v.targetPath(pod))
 }

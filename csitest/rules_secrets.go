@@ -128,9 +128,6 @@ func (c *Case) withSecrets(req any) any {
 func (c *Case) tellSecrets() {
 	v := c.volume()
 	send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest())
-	if c.has(modifyVolume) && c.has(mutable) {
-		send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters))
-	}
 	if c.has(createSnapshot) {
 		c.tellOfSnapshots(v)
 	}
@@ -141,6 +138,9 @@ func (c *Case) tellSecrets() {
 	}
 	if v.attach(); c.has(nodeService) {
 		c.tellNode(v.stage())
+	}
+	if c.has(modifyVolume) && c.has(mutable) { // after the node's: it may not have what these ask for
+		send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters))
 	}
 	for _, r := range rpcs {
 		if req := r.request(); r.promised(c) && req.ProtoReflect().Descriptor().Fields().ByName("secrets") != nil {

@@ -66,6 +66,8 @@ func NewState() *State {
 
 // ForgetAttachments loses where volumes are published, as a restart may.
 func (s *State) ForgetAttachments() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, v := range s.volumes {
 		clear(v.attached)
 	}
@@ -73,6 +75,8 @@ func (s *State) ForgetAttachments() {
 
 // ForgetNode loses what is staged and published.
 func (s *State) ForgetNode() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, v := range s.volumes {
 		clear(v.staged)
 		clear(v.published)
@@ -80,7 +84,20 @@ func (s *State) ForgetNode() {
 }
 
 // ForgetSnapshots loses the snapshots.
-func (s *State) ForgetSnapshots() { clear(s.snapshots) }
+func (s *State) ForgetSnapshots() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.snapshots)
+}
+
+// Forget loses everything.
+func (s *State) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.volumes)
+	clear(s.snapshots)
+	clear(s.groups)
+}
 
 type volume struct {
 	*csi.Volume
