@@ -315,6 +315,31 @@ var streamDefects = []defect{
 	},
 }
 
+var contentDefects = []defect{
+	{
+		breaks: "snapshot.metadata.covers-writes", does: "a part of the volume is left out", plain: true,
+		stream: streamed("GetMetadataAllocated", nil, func(_ int, _, m proto.Message) bool {
+			m.(*csi.GetMetadataAllocatedResponse).BlockMetadata = withoutEnd(m.(*csi.GetMetadataAllocatedResponse).GetBlockMetadata())
+			return true
+		}, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta-covers-changes", does: "a part of the volume is left out", plain: true,
+		stream: streamed("GetMetadataDelta", nil, func(_ int, _, m proto.Message) bool {
+			m.(*csi.GetMetadataDeltaResponse).BlockMetadata = withoutEnd(m.(*csi.GetMetadataDeltaResponse).GetBlockMetadata())
+			return true
+		}, nil),
+	},
+}
+
+// withoutEnd leaves the last of 64 MiB out.
+func withoutEnd(blocks []*csi.BlockMetadata) []*csi.BlockMetadata {
+	for _, b := range blocks {
+		b.SizeBytes = min(b.SizeBytes, 63*mib)
+	}
+	return blocks
+}
+
 // restoreRefused refuses volumes from the members of groups, if that is so.
 func restoreRefused(is func(gone map[string]bool, source string) bool) grpc.UnaryServerInterceptor {
 	var mu sync.Mutex

@@ -44,6 +44,7 @@ type defect struct {
 	copied     func(from, to string)  // does it to every copy of data, by directories
 	log        func(method string, req proto.Message) string
 	rules      []string // that are needed beside a sample
+	plain      bool     // raw block volumes are files, which the rule looks at; no other rule can
 	only       bool     // and no sample: the defect makes calls wait
 }
 
@@ -64,7 +65,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	})
 	log := filepath.Join(dir, "log")
 	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, SecondTopology: refdriver.SecondTopology(), Log: log}
-	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}}
+	cfg := Config{Dir: dir, Size: 64 << 20, Kernel: d.kernel || d.plain, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}}
 
 	state := refdriver.NewState()
 	note := func(text string) {

@@ -56,6 +56,7 @@ func Rules(patterns ...string) []Rule {
 		snapshotRules,
 		snapshotLifeRules,
 		metadataRules,
+		contentRules,
 		groupRules,
 		healthRules,
 		sourceRules,

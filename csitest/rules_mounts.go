@@ -408,12 +408,15 @@ func (c *Case) growsOnNode(v *volume) {
 }
 
 // writeAt writes to the beginning of a device, and makes it durable.
-func writeAt(path string, data []byte) error {
+func writeAt(path string, data []byte) error { return writeBehind(path, 0, data) }
+
+// writeBehind is writeAt from an offset on.
+func writeBehind(path string, offset int64, data []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	_, err = f.WriteAt(data, 0)
+	_, err = f.WriteAt(data, offset)
 	return err
 }

@@ -79,7 +79,10 @@ func TestDefects(t *testing.T) {
 				gate.Root(t)
 			}
 			t.Parallel()
-			if !torture {
+			switch {
+			case d.plain:
+				d.rules = []string{d.breaks}
+			case !torture:
 				if d.rules = slices.Concat(d.rules, beside(d), sample); d.only {
 					d.rules = slices.Concat([]string{d.breaks}, slices.Collect(maps.Keys(d.also)))
 				}
