@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -142,6 +143,20 @@ func printNotRun(w io.Writer, r *csitest.Report) {
 
 func indent(s string) string { return "    " + strings.ReplaceAll(s, "\n", "\n    ") }
 
+// A jsonReport is what -json writes. Lists are never null.
+type jsonReport struct {
+	Driver        string     `json:"driver"`
+	VendorVersion string     `json:"vendor_version"`
+	OK            bool       `json:"ok"`
+	Interrupted   bool       `json:"interrupted"`
+	DryRun        bool       `json:"dry_run"`
+	Begin         time.Time  `json:"begin"`
+	Seconds       float64    `json:"seconds"`
+	Calls         int        `json:"calls"`
+	NotCleaned    []string   `json:"not_cleaned"`
+	Rules         []jsonRule `json:"rules"`
+}
+
 type jsonRule struct {
 	ID       string        `json:"id"`
 	Level    string        `json:"level"`
@@ -163,7 +178,7 @@ type jsonFailure struct {
 }
 
 func writeJSON(path string, r *csitest.Report) error {
-	var rules []jsonRule
+	rules := make([]jsonRule, 0, len(r.Results))
 	for _, x := range r.Results {
 		j := jsonRule{
 			ID: x.Rule.ID, Level: string(x.Rule.Level), Spec: x.Rule.Spec, Title: x.Rule.Title, Outcome: string(x.Outcome),
@@ -174,9 +189,9 @@ func writeJSON(path string, r *csitest.Report) error {
 		}
 		rules = append(rules, j)
 	}
-	text, err := json.MarshalIndent(map[string]any{
-		"driver": r.Driver.GetName(), "vendor_version": r.Driver.GetVendorVersion(), "ok": r.OK(), "interrupted": r.Interrupted,
-		"begin": r.Begin, "seconds": r.Took.Seconds(), "calls": len(r.Calls), "not_cleaned": r.NotCleaned, "rules": rules,
+	text, err := json.MarshalIndent(jsonReport{
+		Driver: r.Driver.GetName(), VendorVersion: r.Driver.GetVendorVersion(), OK: r.OK(), Interrupted: r.Interrupted, DryRun: r.DryRun,
+		Begin: r.Begin, Seconds: r.Took.Seconds(), Calls: len(r.Calls), NotCleaned: append([]string{}, r.NotCleaned...), Rules: rules,
 	}, "", "  ")
 	if err != nil {
 		return err
@@ -184,10 +199,12 @@ func writeJSON(path string, r *csitest.Report) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
+// What is below is what the schemas of Ant's JUnit task and of Jenkins have in common.
+
 type junitCase struct {
 	Class   string     `xml:"classname,attr"`
 	Name    string     `xml:"name,attr"`
-	Time    float64    `xml:"time,attr"`
+	Time    string     `xml:"time,attr"`
 	Failure *junitText `xml:"failure,omitempty"`
 	Error   *junitText `xml:"error,omitempty"`
 	Skipped *junitText `xml:"skipped,omitempty"`
@@ -195,26 +212,47 @@ type junitCase struct {
 
 type junitText struct {
 	Message string `xml:"message,attr"`
+	Type    string `xml:"type,attr"`
 	Text    string `xml:",chardata"`
 }
 
 type junitSuite struct {
-	XMLName  xml.Name    `xml:"testsuite"`
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Errors   int         `xml:"errors,attr"`
-	Skipped  int         `xml:"skipped,attr"`
-	Time     float64     `xml:"time,attr"`
-	Cases    []junitCase `xml:"testcase"`
+	XMLName    xml.Name    `xml:"testsuite"`
+	Name       string      `xml:"name,attr"`
+	Tests      int         `xml:"tests,attr"`
+	Failures   int         `xml:"failures,attr"`
+	Errors     int         `xml:"errors,attr"`
+	Skipped    int         `xml:"skipped,attr"`
+	Time       string      `xml:"time,attr"`
+	Timestamp  string      `xml:"timestamp,attr"`
+	Hostname   string      `xml:"hostname,attr"`
+	Properties struct{}    `xml:"properties"`
+	Cases      []junitCase `xml:"testcase"`
+	Out        string      `xml:"system-out"`
+	Err        string      `xml:"system-err"`
 }
 
-// writeJUnit counts a SHOULD that failed as skipped, as JUnit has no warnings.
+// decimal is a number without an exponent.
+func decimal(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 6, 64) }
+
+// writeJUnit counts a SHOULD that failed as skipped, as JUnit has no warnings. Whatever else
+// keeps a report from being OK is a case of its own.
 func writeJUnit(path string, r *csitest.Report) error {
-	s := junitSuite{Name: "csicheck " + r.Driver.GetName(), Tests: len(r.Results), Time: r.Took.Seconds()}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	s := junitSuite{
+		Name: "csicheck " + r.Driver.GetName(), Tests: len(r.Results), Time: decimal(r.Took),
+		Timestamp: r.Begin.UTC().Format("2006-01-02T15:04:05"), Hostname: host,
+	}
+	besides := func(name, message, text string) {
+		s.Cases = append(s.Cases, junitCase{Class: r.Driver.GetName(), Name: name, Time: decimal(0), Error: &junitText{Message: message, Type: name, Text: text}})
+		s.Tests, s.Errors = s.Tests+1, s.Errors+1
+	}
 	for _, x := range r.Results {
-		c := junitCase{Class: r.Driver.GetName(), Name: x.Rule.ID, Time: x.Took.Seconds()}
-		text := &junitText{Message: x.Rule.Title, Text: x.Reason}
+		c := junitCase{Class: r.Driver.GetName(), Name: x.Rule.ID, Time: decimal(x.Took)}
+		text := &junitText{Message: x.Rule.Title, Type: string(x.Rule.Level), Text: x.Reason}
 		for _, f := range x.Failures {
 			text.Text += f.String() + "\n"
 		}
@@ -228,6 +266,12 @@ func writeJUnit(path string, r *csitest.Report) error {
 			c.Skipped, s.Skipped = text, s.Skipped+1
 		}
 		s.Cases = append(s.Cases, c)
+	}
+	if len(r.NotCleaned) > 0 {
+		besides("cleanup", "something was left behind", strings.Join(r.NotCleaned, "\n"))
+	}
+	if r.Interrupted {
+		besides("interrupted", "not all rules were run", "")
 	}
 	text, err := xml.MarshalIndent(s, "", "  ")
 	if err != nil {
