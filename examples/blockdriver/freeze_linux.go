@@ -79,17 +79,23 @@ func (n *nodeServer) openStaged(ctx context.Context, volumeID string) (*os.File,
 }
 
 // openMounted opens the root of the file system on the image's loop device; nil: it
-// is not mounted here.
+// is not mounted here, or shows as a raw block device alone.
 func (n *nodeServer) openMounted(ctx context.Context, image string) (*os.File, error) {
 	dev, err := findLoop(image)
 	if err != nil || dev == nil {
 		return nil, err
 	}
 	at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
-	if err != nil || len(at) == 0 {
+	if err != nil {
 		return nil, err
 	}
-	return os.OpenFile(at[0], unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	for _, path := range at {
+		dir, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if !errors.Is(err, unix.ENOTDIR) {
+			return dir, err
+		}
+	}
+	return nil, nil
 }
 
 // thawLeftovers thaws what a predecessor that was killed has frozen.

@@ -185,3 +185,29 @@ func TestStartThaws(t *testing.T) {
 	}
 	must(t, errors.Join(v.unpublish("x"), v.unstage()))
 }
+
+// A group was to be cut of a raw block volume as well, which cannot be frozen, and the
+// mark names it: the node plugin starts all the same.
+func TestStartWithABlockVolumeMarked(t *testing.T) {
+	v := newServedVolume(t, "", 16<<20)
+	must(t, errors.Join(v.stage(), v.publish("x", false)))
+	mark := filepath.Join(v.dir, "pool", "groups", groupID("g")+extFrozen)
+	data, err := encode(frozenMark{formatVersion, "node", []string{v.id}})
+	must(t, err)
+	must(t, os.WriteFile(mark, data, 0o600))
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() {
+		args := []string{"-mode", "node", "-endpoint", "unix://" + v.dir + "/next.sock", "-pool", filepath.Join(v.dir, "pool"), "-node-id", "node"}
+		err := run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t})
+		stop()
+		done <- err
+	}()
+	_, err = csi.NewNodeClient(dial(t, v.dir+"/next.sock")).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}, grpc.WaitForReady(true))
+	stop()
+	must(t, errors.Join(err, <-done))
+	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark stays: %v", err)
+	}
+	must(t, errors.Join(v.unpublish("x"), v.unstage(), v.detach()))
+}
