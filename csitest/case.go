@@ -36,7 +36,7 @@ type Case struct {
 	// planted goes into every request that has a field for secrets, under plantedKey.
 	planted string
 	// streamed is the volume_capacity_bytes of the last stream that was read.
-	streamed int64
+	streamed atomic.Int64
 
 	mu       sync.Mutex
 	failures []Failure

@@ -35,6 +35,7 @@ type run struct {
 	has              csispec.Capabilities
 	nodeID           string
 	place            *csi.Topology // where the node is
+	maxVolumes       int64         // that it takes; 0: the CO decides
 	dir              string
 	logFrom          int64
 	besides          map[string][]string // what else was in the directories of the sockets

@@ -158,20 +158,29 @@ func (r *run) answers(ctx context.Context) error {
 
 // restart kills the driver with -9, starts it again and waits until it is ready.
 func (r *run) restart(ctx context.Context) error {
-	for _, p := range r.processes {
-		p.kill()
+	if err := r.bounce(ctx, r.processes); err != nil {
+		return err
 	}
-	for _, p := range r.processes {
-		if err := p.start(); err != nil {
-			return err
-		}
-	}
+	return r.ready(ctx)
+}
+
+// bounce kills processes with -9, or the driver that was not started here, and starts
+// them again.
+func (r *run) bounce(ctx context.Context, processes []*process) error {
 	if len(r.processes) == 0 {
 		if err := r.target.Restart(ctx); err != nil {
 			return fmt.Errorf("csitest: restart the driver: %w", err)
 		}
 	}
-	return r.ready(ctx)
+	for _, p := range processes {
+		p.kill()
+	}
+	for _, p := range processes {
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // restart kills the driver with -9, starts it again and waits until it is ready.
@@ -237,7 +246,7 @@ func (r *run) discover(ctx context.Context) error {
 			r.has.Node = append(r.has.Node, x.GetRpc().GetType())
 		}
 		if info, err := c.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); err == nil {
-			r.nodeID, r.place = info.GetNodeId(), info.GetAccessibleTopology()
+			r.nodeID, r.place, r.maxVolumes = info.GetNodeId(), info.GetAccessibleTopology(), info.GetMaxVolumesPerNode()
 		}
 	}
 	for _, s := range r.has.Plugin {

@@ -39,6 +39,9 @@ var (
 	stageVolume      = nodeCap(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
 	volumeStats      = nodeCap(csi.NodeServiceCapability_RPC_GET_VOLUME_STATS)
 	nodeExpandVolume = nodeCap(csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+
+	nodeVolumeHealth  = nodeCap(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)
+	nodeStorageHealth = nodeCap(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)
 )
 
 // Facilities.

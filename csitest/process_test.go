@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest/gate"
@@ -140,7 +139,7 @@ func TestTorture(t *testing.T) {
 	var last TortureProgress
 	report, err := Torture(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
 		return gate.RoleCommand(t.Context(), "reference", socket)
-	}}, Config{Size: 1 << 20}, TortureConfig{Duration: time.Minute, Seed: 1, Progress: func(p TortureProgress) { last = p }})
+	}}, Config{Size: 1 << 20}, TortureConfig{Kills: 50, Seed: 1, Progress: func(p TortureProgress) { last = p }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,8 +47,8 @@ var rpcs = []rpc{
 	promise("Node", "NodeUnpublishVolume", nodeService),
 	promise("Node", "NodeGetVolumeStats", volumeStats),
 	promise("Node", "NodeExpandVolume", nodeExpandVolume),
-	promise("Node", "NodeGetVolumeHealth", nodeCap(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH)),
-	promise("Node", "NodeGetStorageHealth", nodeCap(csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH)),
+	promise("Node", "NodeGetVolumeHealth", nodeVolumeHealth),
+	promise("Node", "NodeGetStorageHealth", nodeStorageHealth),
 }
 
 func promise(service, method string, by ...Need) rpc {

@@ -70,7 +70,7 @@ var metadataRules = []Rule{
 		check: func(c *Case) {
 			id := c.large().snapshot().GetSnapshotId()
 			for _, b := range c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id}) {
-				if size := c.streamed; end(b) > size {
+				if size := c.streamed.Load(); end(b) > size {
 					c.fail(fmt.Sprintf("blocks within %d bytes", size), "%s", requestJSON(b))
 				}
 			}
@@ -186,9 +186,9 @@ var metadataRules = []Rule{
 			if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}); err != nil {
 				c.excuse("there is no delta: %v", err)
 			}
-			delta := c.streamed
+			delta := c.streamed.Load()
 			c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: target})
-			if all := c.streamed; all != 0 && delta != 0 && all != delta {
+			if all := c.streamed.Load(); all != 0 && delta != 0 && all != delta {
 				c.fail(fmt.Sprintf("volume_capacity_bytes %d, as in GetMetadataAllocated", all), "%d", delta)
 			}
 		},
@@ -263,7 +263,7 @@ func blocks[M interface {
 	GetBlockMetadata() []*csi.BlockMetadata
 	GetVolumeCapacityBytes() int64
 }](c *Case, recv func() (M, error)) (all []*csi.BlockMetadata, err error) {
-	c.streamed = 0
+	c.streamed.Store(0)
 	for {
 		m, err := recv()
 		switch {
@@ -273,6 +273,6 @@ func blocks[M interface {
 			return all, err
 		}
 		all = append(all, m.GetBlockMetadata()...)
-		c.streamed = m.GetVolumeCapacityBytes()
+		c.streamed.Store(m.GetVolumeCapacityBytes())
 	}
 }

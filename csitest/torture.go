@@ -1,23 +1,28 @@
 package csitest
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// A TortureConfig says how long, and how.
+// A TortureConfig says how long, and how. It ends with Duration or with Kills,
+// whichever is first; one of them is needed.
 type TortureConfig struct {
 	Duration time.Duration
+	Kills    int
 	// Seed decides on what is done and when the driver is killed. The same seed does
 	// the same as far as the machine does.
 	Seed uint64
-	// Volumes is how many are worked on at once. Default: 4.
-	Volumes int
+	// Workers is how many call at once, each with some volumes, snapshots and groups of
+	// its own. Default: 4.
+	Workers int
 	// Progress is told, about once a second and at the end, from one goroutine at a
 	// time.
 	Progress func(TortureProgress)
@@ -25,80 +30,156 @@ type TortureConfig struct {
 
 // A TortureProgress says how far it is.
 type TortureProgress struct {
-	Elapsed       time.Duration
-	Kills, Calls  int
-	Lives, Checks int // volumes that came and went; times that data was compared
+	Elapsed     time.Duration
+	Kills       int
+	Calls       int
+	Interrupted int // calls whose outcome was not known, and that were repeated
+	Lives       int // volumes that came and went
+	Checks      int // times that the data of a volume was compared
+	Audits      int // times that all lists were compared with what must be there
 }
 
-// Torture kills the driver with -9 at random moments while volumes come up, are
-// written, read and expanded, and go down. Calls whose outcome is not known are repeated, as a
-// CO does, and have to succeed; data that was made durable has to be there; in the
-// end nothing may be left. The report has one result.
+// Torture kills the driver with -9 at random moments, while workers call every RPC that
+// it offers: volumes of all kinds and places, empty, restored and cloned, come up, are
+// written, snapshotted alone and in groups, expanded, modified, published again,
+// read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
+// both. It demands that
+//
+//   - a call whose outcome is not known can be repeated, by a CO that insists, and
+//     then has a code that the specification allows;
+//   - what was acknowledged is there, once: volumes with their size and their nodes,
+//     snapshots, groups; what was deleted stays away;
+//   - data that was made durable is read again, and what was made of a volume holds
+//     what the volume held at one moment of the call, all of a group at the same;
+//   - in the end everything can be read and deleted, and no mount, device or
+//     descriptor is left.
+//
+// The report has one result.
 func Torture(ctx context.Context, target Target, cfg Config, torture TortureConfig) (*Report, error) {
-	t := &tortured{TortureConfig: torture, begin: time.Now()}
-	t.Volumes = max(t.Volumes, 1)
+	t := &tortured{TortureConfig: torture, begin: time.Now(), devices: map[device]bool{}, foreign: map[string]bool{}}
+	t.Workers = max(t.Workers, 1)
+	if t.Duration == 0 && t.Kills > 0 {
+		t.Duration = 24 * time.Hour
+	}
 	return checkRules(ctx, target, cfg, []Rule{{
 		ID: "torture", Level: Must, Spec: "Timeouts",
 		Title: "a driver that is killed at random moments keeps its promises",
 		Why: "The kernel, upgrades and power cuts do not ask for a good moment. Whatever the driver was at, a repeat has to succeed, data that was written " +
 			"has to stay, and nothing may be left behind.",
 		Needs:   needs(createVolume, restartable),
-		Timeout: torture.Duration + 5*time.Minute,
+		Timeout: t.Duration + 10*time.Minute,
 		check:   t.run,
 	}})
 }
 
 type tortured struct {
 	TortureConfig
-	begin                time.Time
-	kills, lives, checks atomic.Int64
+	begin   time.Time
+	until   time.Time
+	workers []*worker
+	foreign map[string]bool // IDs that were there before
+
+	over                                       atomic.Bool // no new steps
+	failed                                     atomic.Bool // no new calls
+	kills, lives, checks, interrupted, audited atomic.Int64
+	calm                                       sync.RWMutex // held while nothing may be killed
+	still                                      sync.RWMutex // held by a step, or to see all at rest
+
+	mu      sync.Mutex
+	devices map[device]bool // that volumes were on
 }
 
 func (t *tortured) run(c *Case) {
-	until := time.Now().Add(t.Duration)
-	ended, killed := make(chan struct{}), make(chan error, 1)
-	go func() { killed <- t.kill(c, ended) }()
-	defer func() {
-		select {
-		case <-ended:
-		default:
-			close(ended)
-			<-killed
-		}
-		t.tell(c)
+	t.prepare(c)
+	killed := make(chan any, 1)
+	go func() {
+		defer func() {
+			p := recover()
+			t.end(p)
+			killed <- p
+		}()
+		t.kill(c)
 	}()
-	c.parallel(t.Volumes, func(i int) {
-		random := rand.New(rand.NewPCG(t.Seed, uint64(i)+1))
-		for time.Now().Before(until) && c.ctx.Err() == nil {
-			t.life(c, random)
-			t.lives.Add(1)
-		}
-	})
-	close(ended)
-	if err := <-killed; err != nil {
-		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
-	}
-	if c.has(kernelView) {
-		for _, left := range mounts(c.run.dir) {
-			c.error("no mount", "%s", left.point)
-		}
-	}
+	defer t.tell(c)
+	func() {
+		defer func() { // also when a worker has failed
+			t.over.Store(true)
+			if p := <-killed; p != nil {
+				panic(p)
+			}
+		}()
+		t.each(c, (*worker).work)
+	}()
+	t.reckon(c)
 }
 
-// kill kills the driver again and again, and tells how far everything is.
-func (t *tortured) kill(c *Case, ended chan struct{}) error {
+// prepare finds out what cannot be found out under kills.
+func (t *tortured) prepare(c *Case) {
+	c.has(mountAccess)
+	c.has(blockAccess)
+	if c.has(listVolumes) {
+		for _, e := range c.list(0) {
+			t.foreign[e.GetVolume().GetVolumeId()] = true
+		}
+	}
+	if c.has(listSnapshots) {
+		for _, s := range c.listSnapshots(&csi.ListSnapshotsRequest{}) {
+			t.foreign[s.GetSnapshotId()] = true
+		}
+	}
+	attached := mostVolumes
+	if limit := int(c.run.maxVolumes); limit > 0 {
+		t.Workers = min(t.Workers, limit)
+		attached = min(attached, limit/t.Workers)
+	}
+	for i := range t.Workers {
+		t.workers = append(t.workers, newWorker(t, c, i, attached))
+	}
+	t.until = time.Now().Add(t.Duration)
+}
+
+// each lets all workers do something, and ends all of it when one fails.
+func (t *tortured) each(c *Case, do func(*worker)) {
+	c.parallel(len(t.workers), func(i int) {
+		defer func() {
+			if p := recover(); p != nil {
+				t.end(p)
+				panic(p)
+			}
+		}()
+		do(t.workers[i])
+	})
+}
+
+// end ends the steps, and after a panic everything.
+func (t *tortured) end(p any) {
+	if p != nil {
+		t.failed.Store(true)
+	}
+	t.over.Store(true)
+}
+
+const auditEvery = 25 // kills
+
+// kill kills the driver again and again, lets all be compared, and tells how far
+// everything is.
+func (t *tortured) kill(c *Case) {
 	random := rand.New(rand.NewPCG(t.Seed, 0))
 	last := time.Now()
 	for {
-		select {
-		case <-ended:
-			return nil
-		case <-time.After(time.Duration(20+random.IntN(1500)) * time.Millisecond):
+		// Short and long breaks alike: from a crash loop to a second of peace.
+		pause := time.Duration(1+random.IntN(2<<random.IntN(10))) * time.Millisecond
+		end := time.Now().Add(pause)
+		for time.Now().Before(end) && !t.ended(c) {
+			time.Sleep(min(time.Until(end), 20*time.Millisecond))
 		}
-		if err := c.run.restart(c.ctx); err != nil {
-			return err
+		if t.ended(c) {
+			return
 		}
-		t.kills.Add(1)
+		t.strike(c, random)
+		if n := t.kills.Add(1); n%auditEvery == 0 {
+			t.audit(c, random)
+		}
 		if time.Since(last) > time.Second {
 			last = time.Now()
 			t.tell(c)
@@ -106,73 +187,169 @@ func (t *tortured) kill(c *Case, ended chan struct{}) error {
 	}
 }
 
+func (t *tortured) ended(c *Case) bool {
+	return t.over.Load() || c.ctx.Err() != nil || time.Now().After(t.until) || t.Kills > 0 && int(t.kills.Load()) >= t.Kills
+}
+
+// strike kills the driver, or one of its processes, and starts it again; at times also
+// while it starts.
+func (t *tortured) strike(c *Case, random *rand.Rand) {
+	t.calm.Lock()
+	defer t.calm.Unlock()
+	victims := c.run.processes
+	if n := len(victims); n > 1 {
+		if one := random.IntN(n + 1); one < n {
+			victims = victims[one : one+1]
+		}
+	}
+	times, pause := 1, time.Duration(random.IntN(50))*time.Millisecond
+	if random.IntN(8) == 0 {
+		times = 2
+	}
+	for i := range times {
+		if i > 0 {
+			time.Sleep(pause)
+		}
+		if err := c.run.bounce(c.ctx, victims); err != nil {
+			c.fail("the driver starts after kill -9", "%v", err)
+		}
+	}
+	if err := c.run.ready(c.ctx); err != nil && c.ctx.Err() == nil {
+		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
+	}
+}
+
 func (t *tortured) tell(c *Case) {
 	if t.Progress != nil {
 		t.Progress(TortureProgress{
-			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(),
-			Lives: int(t.lives.Load()), Checks: int(t.checks.Load()),
+			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(), Interrupted: int(t.interrupted.Load()),
+			Lives: int(t.lives.Load()), Checks: int(t.checks.Load()), Audits: int(t.audited.Load()),
 		})
 	}
 }
 
-// life is that of one volume. Every call is repeated until it succeeds.
-func (t *tortured) life(c *Case, random *rand.Rand) {
-	var opts []volumeOption
-	if c.has(blockAccess) && random.IntN(3) == 0 {
-		opts = append(opts, block)
+// audit compares the lists with what must be there, while no worker does anything.
+func (t *tortured) audit(c *Case, random *rand.Rand) {
+	t.still.Lock()
+	defer t.still.Unlock()
+	if t.failed.Load() {
+		return // a worker has failed, and may be anywhere
 	}
-	v := c.volume(opts...)
-	if !c.has(nodeService) {
-		v.delete()
-		return
+	t.audited.Add(1)
+	page := int32(random.IntN(5))
+	if c.has(listVolumes) {
+		t.auditVolumes(c, page)
 	}
-	v.up("a")
-	data := bytesOf(v.id, 1+random.IntN(4*mib))
-	t.keep(c, v, "a", data)
-	for range random.IntN(4) {
-		switch random.IntN(4) {
-		case 0: // kubelet's restart
-			v.stage().publish("a")
-		case 1: // another pod
-			v.unpublish("a").publish("a")
-		case 2: // another node, and back
-			v.unpublish("a").unstage().detach().up("a")
-		case 3:
-			if c.has(expandVolume) && v.created.GetCapacityBytes() > 0 {
-				send(c, c.Controller.ControllerExpandVolume, v.expandRequest(v.created.GetCapacityBytes()+mib)) // or not, if it is killed
+	if c.has(listSnapshots) {
+		t.auditSnapshots(c, page)
+	}
+	for _, w := range t.workers {
+		for _, g := range w.groups {
+			if a := send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g.made)); !sameIDs(members(a.ok().GetGroupSnapshot()), members(g.made)) {
+				a.wrong("the snapshots %v", members(g.made))
 			}
 		}
-		t.compare(c, v, "a", data)
 	}
-	v.unpublish("a").unstage().detach().delete()
 }
 
-// keep makes data durable, if the volume can be seen.
-func (t *tortured) keep(c *Case, v *volume, pod string, data []byte) {
-	if !c.has(kernelView) {
-		return
-	}
-	if v.isBlock() {
-		if err := writeAt(v.targetPath(pod), data); err != nil {
-			c.fail("a device that can be written", "%v", err)
+func (t *tortured) auditVolumes(c *Case, page int32) {
+	seen := map[string]*csi.ListVolumesResponse_Entry{}
+	for _, e := range c.list(page) {
+		if seen[e.GetVolume().GetVolumeId()] != nil {
+			c.fail("each volume once in ListVolumes", "volume %s is there twice", e.GetVolume().GetVolumeId())
 		}
-		return
+		seen[e.GetVolume().GetVolumeId()] = e
 	}
-	c.write(v.file(v.targetPath(pod), "data"), data)
+	for _, w := range t.workers {
+		for _, v := range w.volumes {
+			e := seen[v.id]
+			if e == nil {
+				c.fail("volume "+v.id+", which was acknowledged, in ListVolumes", "%d others%s", len(seen), c.history(v.id))
+			}
+			if got := e.GetVolume().GetCapacityBytes(); got != 0 && got < v.size {
+				c.fail(fmt.Sprintf("volume %s of %d bytes, as was acknowledged", v.id, v.size), "%d bytes%s", got, c.history(v.id))
+			}
+			if got := e.GetStatus().GetPublishedNodeIds(); c.has(publishedNodes) && !sameIDs(got, v.nodes()) {
+				c.fail(fmt.Sprintf("volume %s published to %q, as was acknowledged", v.id, v.nodes()), "published_node_ids %q%s", got, c.history(v.id))
+			}
+			delete(seen, v.id)
+		}
+	}
+	for id := range seen {
+		if !t.foreign[id] {
+			c.fail("no volume that was deleted or never acknowledged", "volume %s is in ListVolumes%s", id, c.history(id))
+		}
+	}
 }
 
-func (t *tortured) compare(c *Case, v *volume, pod string, data []byte) {
-	if !c.has(kernelView) {
-		return
+func (t *tortured) auditSnapshots(c *Case, page int32) {
+	seen := map[string]*csi.Snapshot{}
+	for _, s := range c.listSnapshots(&csi.ListSnapshotsRequest{MaxEntries: page}) {
+		if seen[s.GetSnapshotId()] != nil {
+			c.fail("each snapshot once in ListSnapshots", "snapshot %s is there twice", s.GetSnapshotId())
+		}
+		seen[s.GetSnapshotId()] = s
 	}
-	got := make([]byte, len(data))
-	f, err := os.Open(v.file(v.targetPath(pod), "data"))
-	if err == nil {
-		_, err = f.ReadAt(got, 0)
-		_ = f.Close() // it was only read
+	for _, w := range t.workers {
+		for _, s := range w.cuts() {
+			id := s.made.GetSnapshotId()
+			switch got := seen[id]; {
+			case got == nil:
+				c.fail("snapshot "+id+", which was acknowledged, in ListSnapshots", "%d others%s", len(seen), c.history(id))
+			case got.GetSourceVolumeId() != s.made.GetSourceVolumeId(), got.GetGroupSnapshotId() != s.made.GetGroupSnapshotId(), !got.GetReadyToUse(),
+				!got.GetCreationTime().AsTime().Equal(s.made.GetCreationTime().AsTime()):
+				c.fail("snapshot as it was acknowledged: "+requestJSON(s.made), "%s%s", requestJSON(got), c.history(id))
+			}
+			delete(seen, id)
+		}
 	}
-	if err != nil || !bytes.Equal(got, data) {
-		c.fail(fmt.Sprintf("the %d bytes that were made durable in volume %s", len(data), v.id), "other data, %v", err)
+	for id := range seen {
+		if !t.foreign[id] {
+			c.fail("no snapshot that was deleted or never acknowledged", "snapshot %s is in ListSnapshots%s", id, c.history(id))
+		}
 	}
-	t.checks.Add(1)
+}
+
+// reckon is the end: everything is compared once more, read, and deleted, and nothing
+// may be left.
+func (t *tortured) reckon(c *Case) {
+	t.over.Store(false)
+	random := rand.New(rand.NewPCG(t.Seed, 1<<32))
+	again := func() {
+		c.restart()
+		t.audit(c, random)
+	}
+	again()
+	t.each(c, (*worker).readAll)
+	again()
+	t.each(c, (*worker).deleteAll)
+	var busy inventory
+	if c.has(driverProcess) && c.has(kernelView) {
+		busy = c.run.inventory()
+	}
+	again()
+	if c.has(kernelView) {
+		t.nothingLeft(c, busy)
+	}
+}
+
+func (t *tortured) nothingLeft(c *Case, busy inventory) {
+	for _, left := range mounts(c.run.dir) {
+		c.error("no mount", "%s", left.point)
+	}
+	for d := range t.devices {
+		if !d.goneSoon() {
+			c.error("no device of a volume that is not staged", "%s", d)
+		}
+	}
+	const much = 8 // more than what a server opens when it is first asked
+	if c.has(driverProcess) {
+		if grown := busy.grownSince(c.run.inventory(), much); grown != "" {
+			c.error("a driver that holds nothing of what is gone", "%s, compared with one that was just started", grown)
+		}
+	}
+}
+
+func sameIDs(a, b []string) bool {
+	return slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -29,9 +29,9 @@ Usage:
   csicheck -endpoint … walk [ext4 xfs block …]           lead a volume of each kind from CreateVolume to two pods
                                                          and back, and print how long each step took
   csicheck -endpoint … load [-volumes 100] [-clients 10] bring many volumes up and down, and print rates and latencies
-  csicheck -endpoint … -start … torture [-duration 1m] [-seed N] [-volumes 4]
-                                                         kill -9 the driver at random moments under load, and
-                                                         check its promises and the data
+  csicheck -endpoint … -start … torture [-duration 1m] [-kills N] [-seed N] [-workers 4]
+                                                         kill -9 the driver at random moments under a mix of
+                                                         all RPCs, and check its promises and the data
 
 Volumes are made, written and deleted: use storage that nobody needs. All that is
 made has a name that begins with -prefix, and is removed in the end, also after Ctrl-C.

@@ -5,9 +5,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/csikit/csikit/csitest"
+	"google.golang.org/grpc/codes"
 )
 
 // walk leads volumes through their life and tells about it.
@@ -77,28 +80,30 @@ func (o *options) finished(r *csitest.Report, stdout io.Writer) (ok bool, err er
 
 // torture kills the driver at random moments under load.
 func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
-	t := csitest.TortureConfig{Volumes: 4}
+	var t csitest.TortureConfig
 	fs := flag.NewFlagSet("torture", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.DurationVar(&t.Duration, "duration", time.Minute, "how `long`")
+	fs.DurationVar(&t.Duration, "duration", 0, "how `long` (default: a minute, or without end if -kills is given)")
+	fs.IntVar(&t.Kills, "kills", 0, "`number` of kills after which it ends")
 	fs.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "`number` that decides on what is done, and when")
-	fs.IntVar(&t.Volumes, "volumes", t.Volumes, "`number` of volumes that are worked on at once")
-	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || t.Duration <= 0 || t.Volumes < 1 {
-		return false, fmt.Errorf("usage: csicheck -endpoint … -start '…' torture [-duration 1m] [-seed N] [-volumes 4]")
+	fs.IntVar(&t.Workers, "workers", 4, "`number` of clients that call at once, each with volumes of its own")
+	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || t.Duration < 0 || t.Kills < 0 || t.Workers < 1 {
+		return false, fmt.Errorf("usage: csicheck -endpoint … -start '…' torture [-duration 1m] [-kills N] [-seed N] [-workers 4]")
+	}
+	if t.Duration == 0 && t.Kills == 0 {
+		t.Duration = time.Minute
 	}
 	fmt.Fprintf(stdout, "seed %d\n", t.Seed)
 	terminal, shown := isTerminal(stderr), time.Now()
 	var last csitest.TortureProgress
 	t.Progress = func(p csitest.TortureProgress) {
 		last = p
-		text := fmt.Sprintf("%.0f of %.0f s: killed %d times, %d calls, %d volumes came and went, data compared %d times",
-			p.Elapsed.Seconds(), t.Duration.Seconds(), p.Kills, p.Calls, p.Lives, p.Checks)
 		switch {
 		case terminal:
-			fmt.Fprintf(stderr, "\r\x1b[K%s", text)
+			fmt.Fprintf(stderr, "\r\x1b[K%s", tortureText(p))
 		case time.Since(shown) > 10*time.Second:
 			shown = time.Now()
-			fmt.Fprintln(stderr, text)
+			fmt.Fprintln(stderr, tortureText(p))
 		}
 	}
 	report, err := csitest.Torture(ctx, o.target, o.cfg, t)
@@ -108,12 +113,47 @@ func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.
 	if err != nil {
 		return false, err
 	}
+	tortureTable(stdout, report.Calls)
 	ok, err = o.finished(report, stdout)
 	verdict := "kept its promises"
 	if !ok {
 		verdict = fmt.Sprintf("FAILED; torture -seed %d does it again", t.Seed)
 	}
-	fmt.Fprintf(stdout, "killed %d times, %d calls in %.0f s, %d volumes came and went, data compared %d times: %s\n",
-		last.Kills, len(report.Calls), report.Took.Seconds(), last.Lives, last.Checks, verdict)
+	fmt.Fprintf(stdout, "\n%s: %s\n", tortureText(last), verdict)
 	return ok, err
+}
+
+func tortureText(p csitest.TortureProgress) string {
+	return fmt.Sprintf("%.0f s: killed %d times, %d calls, %d of them without an outcome, %d volumes came and went, data compared %d times, lists %d times",
+		p.Elapsed.Seconds(), p.Kills, p.Calls, p.Interrupted, p.Lives, p.Checks, p.Audits)
+}
+
+// tortureTable tells what was called, and what came of it.
+func tortureTable(stdout io.Writer, calls []*csitest.Call) {
+	type row struct{ calls, ok, unknown, refused int }
+	rows := map[string]*row{}
+	for _, c := range calls {
+		if c.Rule == "" || c.Method == "Probe" {
+			continue
+		}
+		r := rows[c.Method]
+		if r == nil {
+			r = new(row)
+			rows[c.Method] = r
+		}
+		r.calls++
+		switch c.Code() {
+		case codes.OK:
+			r.ok++
+		case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Aborted, codes.Unknown:
+			r.unknown++
+		default:
+			r.refused++
+		}
+	}
+	fmt.Fprintf(stdout, "%-28s%8s%8s%8s%8s\n", "RPC", "calls", "OK", "unknown", "refused")
+	for _, m := range slices.Sorted(maps.Keys(rows)) {
+		r := rows[m]
+		fmt.Fprintf(stdout, "%-28s%8d%8d%8d%8d\n", m, r.calls, r.ok, r.unknown, r.refused)
+	}
 }

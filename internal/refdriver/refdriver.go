@@ -65,21 +65,33 @@ func NewState() *State {
 }
 
 // ForgetAttachments loses where volumes are published, as a restart may.
-func (s *State) ForgetAttachments() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.volumes {
-		clear(v.attached)
-	}
-}
+func (s *State) ForgetAttachments() { s.each(func(v *volume) { clear(v.attached) }) }
 
 // ForgetNode loses what is staged and published.
 func (s *State) ForgetNode() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.volumes {
+	s.each(func(v *volume) {
 		clear(v.staged)
 		clear(v.published)
+	})
+}
+
+// ForgetNames loses what the volumes were made for.
+func (s *State) ForgetNames() { s.each(func(v *volume) { v.made = renamed(v.made) }) }
+
+// ForgetSizes loses what the volumes have grown by.
+func (s *State) ForgetSizes() {
+	s.each(func(v *volume) {
+		v.Volume = proto.CloneOf(v.Volume)
+		v.CapacityBytes = max(minSize, min(v.GetCapacityBytes(), v.made.GetCapacityRange().GetRequiredBytes()))
+	})
+}
+
+// ForgetVolumes loses the newest volume.
+func (s *State) ForgetVolumes() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ids := sorted(s.volumes); len(ids) > 0 {
+		delete(s.volumes, ids[len(ids)-1])
 	}
 }
 
@@ -97,6 +109,20 @@ func (s *State) Forget() {
 	clear(s.volumes)
 	clear(s.snapshots)
 	clear(s.groups)
+}
+
+func (s *State) each(do func(*volume)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.volumes {
+		do(v)
+	}
+}
+
+func renamed(r *csi.CreateVolumeRequest) *csi.CreateVolumeRequest {
+	r = proto.CloneOf(r)
+	r.Name = ""
+	return r
 }
 
 type volume struct {
