@@ -195,8 +195,8 @@ func (p *torturedPools) checkEmpty(t *testing.T) {
 	if err := run(t.Context(), append([]string{"fsck"}, p.args...), os.Getenv, &out, io.Discard); err != nil {
 		t.Errorf("fsck: %v\n%s", err, out.String())
 	}
-	for _, sub := range []string{"volumes", "snapshots", "groups"} { // nodes stay known
-		left, err := filepath.Glob(filepath.Join(p.dir, "r?", sub, "*"))
+	for _, files := range []string{"volumes/*", "snapshots/*", "groups/*", "nodes/*" + extTemp, markerName + ".*"} { // nodes stay known
+		left, err := filepath.Glob(filepath.Join(p.dir, "r?", files))
 		must(t, err)
 		if len(left) > 0 {
 			t.Errorf("left in the pools: %v", left)

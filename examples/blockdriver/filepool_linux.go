@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/bits"
 	"os"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -104,8 +105,15 @@ func holdsData(f *os.File) (bool, error) {
 	return err == nil, err
 }
 
-// canReflink finds out whether files of the pool can share blocks.
+// canReflink finds out whether files of the pool can share blocks. The pool's lock is
+// held: what is there of earlier attempts was left by a kill.
 func (p *pool) canReflink() bool {
+	names, _ := readNames(p.root)
+	for _, name := range names {
+		if strings.HasPrefix(name, markerName+".") && strings.HasSuffix(name, extTemp) {
+			_ = p.root.Remove(name) // the next start tries again
+		}
+	}
 	base := markerName + "." + rand.Text()
 	var files [2]*os.File
 	for i := range files {

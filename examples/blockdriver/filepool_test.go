@@ -66,6 +66,20 @@ func openBackend(t *testing.T, dir string, log *slog.Logger) *fileBackend {
 	return b
 }
 
+// A controller that is killed while it tries whether the pool shares blocks leaves files
+// to the next one, which removes them.
+func TestFilesOfAKilledStart(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pool")
+	closeBackend(t, openBackend(t, dir, nil))
+	for i := range 2 {
+		write(t, fmt.Sprintf("%s/%s.X.%d%s", dir, markerName, i, extTemp), "")
+	}
+	openBackend(t, dir, nil)
+	if left, _ := filepath.Glob(dir + "/.*" + extTemp); len(left) > 0 { // the pattern is good
+		t.Errorf("left: %v", left)
+	}
+}
+
 func closeBackend(t *testing.T, b *fileBackend) {
 	t.Helper()
 	for _, err := range []error{b.Close(), b.pool.Close()} {
