@@ -108,16 +108,16 @@ func holdsData(f *os.File) (bool, error) {
 // canReflink finds out whether files of the pool can share blocks. The pool's lock is
 // held: what is there of earlier attempts was left by a kill.
 func (p *pool) canReflink() bool {
+	const prefix = markerName + ".try-"
 	names, _ := readNames(p.root)
 	for _, name := range names {
-		if strings.HasPrefix(name, markerName+".") && strings.HasSuffix(name, extTemp) {
+		if strings.HasPrefix(name, prefix) {
 			_ = p.root.Remove(name) // the next start tries again
 		}
 	}
-	base := markerName + "." + rand.Text()
 	var files [2]*os.File
 	for i := range files {
-		name := fmt.Sprintf("%s.%d%s", base, i, extTemp)
+		name := prefix + rand.Text() + extTemp
 		f, err := p.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return false

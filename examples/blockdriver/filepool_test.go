@@ -72,7 +72,7 @@ func TestFilesOfAKilledStart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	closeBackend(t, openBackend(t, dir, nil))
 	for i := range 2 {
-		write(t, fmt.Sprintf("%s/%s.X.%d%s", dir, markerName, i, extTemp), "")
+		write(t, fmt.Sprintf("%s/%s.try-%d%s", dir, markerName, i, extTemp), "")
 	}
 	openBackend(t, dir, nil)
 	if left, _ := filepath.Glob(dir + "/.*" + extTemp); len(left) > 0 { // the pattern is good
