@@ -165,6 +165,7 @@ func variants(fd protoreflect.FieldDescriptor) (vs []variant) {
 		}
 		if r.path {
 			value("path-absolute", "relative", protoreflect.ValueOfString("a/b"))
+			value("path-absolute", "with NUL", protoreflect.ValueOfString("/a\x00/b"))
 		}
 		if r.noControls {
 			value("control-character", "BEL", protoreflect.ValueOfString("a\a"))

@@ -145,7 +145,7 @@ func (o *oracle) text2(fd protoreflect.FieldDescriptor, r rule, v, name string) 
 	if o.utf8 && !utf8.ValidString(v) {
 		o.add(name, "utf-8", "")
 	}
-	if r.path && !absolute(v) && !o.relativeAllowed(fd) {
+	if r.path && (!absolute(v) && !o.relativeAllowed(fd) || strings.Contains(v, "\x00")) {
 		o.add(name, "path-absolute", "")
 	}
 	if r.noControls && strings.ContainsFunc(v, isControl) {

@@ -258,6 +258,8 @@ func TestValidateRules(t *testing.T) {
 		{name: "negative offset", m: &csi.GetMetadataAllocatedRequest{SnapshotId: "s", StartingOffset: -1},
 			want: []string{"starting_offset non-negative OutOfRange"}},
 		{name: "relative path", m: &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "a/b"}, want: []string{"target_path path-absolute"}},
+		{name: "path with NUL", m: &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/pods/1\x00/mount"}, want: []string{"target_path path-absolute"}},
+		{name: "volume path with NUL", m: &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p\x00"}, want: []string{"volume_path path-absolute"}},
 		{name: "relative optional path", m: &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p", StagingTargetPath: "s"},
 			want: []string{"staging_target_path path-absolute"}},
 		{name: "empty requirement", m: create(func(m *csi.CreateVolumeRequest) { m.AccessibilityRequirements = &csi.TopologyRequirement{} }),
