@@ -178,6 +178,8 @@ type Attachment struct {
 	NodeID     string `json:"node_id"`
 	ReadOnly   bool   `json:"readonly"`
 	AccessMode string `json:"access_mode"` // the spec's name, such as SINGLE_NODE_WRITER
+	// Generation is set by AttachVolume: no other attachment of the volume has it.
+	Generation int64 `json:"generation,omitempty"`
 }
 
 // VolumeSpec is what CreateVolume is asked for.

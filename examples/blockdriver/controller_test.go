@@ -190,7 +190,7 @@ func TestControllerPublishVolume(t *testing.T) {
 
 	for range 2 {
 		resp, err := publish(id, "n1", mountCap("xfs", writer), fromKubernetes)
-		if err != nil || resp.GetPublishContext()["image"] != "volumes/"+id+".img" || len(resp.GetPublishContext()) != 1 {
+		if err != nil || resp.GetPublishContext()["image"] != "volumes/"+id+".img" || resp.GetPublishContext()["attachment"] != "1" || len(resp.GetPublishContext()) != 2 {
 			t.Fatalf("%v, %v", resp, err)
 		}
 	}

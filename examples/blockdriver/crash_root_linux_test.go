@@ -225,6 +225,7 @@ type crashVolume struct {
 	fsType     string // "" for raw block
 	size       int64
 	id         string
+	published  map[string]string // publish context
 	conn       *grpc.ClientConn
 	dead       <-chan struct{} // closed when the driver was killed
 	node       csi.NodeClient
@@ -339,15 +340,16 @@ func (w *crashVolume) create() error {
 }
 
 func (w *crashVolume) attach() error {
-	_, err := w.controller.ControllerPublishVolume(w.ctx(), &csi.ControllerPublishVolumeRequest{
+	r, err := w.controller.ControllerPublishVolume(w.ctx(), &csi.ControllerPublishVolumeRequest{
 		VolumeId: w.id, NodeId: "node", VolumeCapability: w.capability(),
 	})
+	w.published = r.GetPublishContext()
 	return err
 }
 
 func (w *crashVolume) stage() error {
 	_, err := w.node.NodeStageVolume(w.ctx(), &csi.NodeStageVolumeRequest{
-		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: w.capability(),
+		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: w.capability(), PublishContext: w.published,
 	})
 	return err
 }
@@ -355,6 +357,7 @@ func (w *crashVolume) stage() error {
 func (w *crashVolume) publish(pod string, readOnly bool) error {
 	_, err := w.node.NodePublishVolume(w.ctx(), &csi.NodePublishVolumeRequest{
 		VolumeId: w.id, StagingTargetPath: w.staging(), TargetPath: w.target(pod), VolumeCapability: w.capability(), Readonly: readOnly,
+		PublishContext: w.published,
 	})
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/csikit/csikit/topology"
@@ -336,11 +337,45 @@ func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size i
 	return info.Size(), nil
 }
 
-// publishContext tells the node plugin which image to attach, relative to the
-// pool: the pool may be mounted elsewhere there.
-func publishContext(id string) map[string]string {
-	return map[string]string{"image": path.Join("volumes", id+extImage)}
+// CheckImage finds an image that must not be attached, before it is: see checkImage. The
+// path has to lead to the image of this pool, which was opened once: since then another
+// file system may have been mounted there, or the pool's own unmounted.
+func (p *pool) CheckImage(v Volume) error {
+	const op = "check image of volume"
+	if _, err := p.checkImage(p.volumes, "volumes", v.ID, v.CapacityBytes); err != nil {
+		return fail(op, v.ID, "%w", err)
+	}
+	ours, err := p.volumes.Lstat(v.ID + extImage)
+	if err != nil {
+		return fail(op, v.ID, "%w", err)
+	}
+	file := p.file("volumes", v.ID+extImage)
+	there, err := os.Lstat(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fail(op, v.ID, "%w", err)
+	}
+	if err != nil || !os.SameFile(ours, there) {
+		return fail(op, v.ID, "%w: %s is not in the pool that was opened; mount the pool's file system there again, and restart the driver", errUnreachable, file)
+	}
+	return nil
 }
+
+// publishContext tells the node plugin which image to attach, relative to the pool, as
+// the pool may be mounted elsewhere there, and which attachment this is: one that has
+// ended lets no node stage the volume, not even the node that has it again. It is empty
+// for a volume that an earlier version attached.
+func publishContext(v Volume) map[string]string {
+	c := map[string]string{contextImage: path.Join("volumes", v.ID+extImage)}
+	if v.Attachment != nil && v.Attachment.Generation != 0 {
+		c[contextAttachment] = strconv.FormatInt(v.Attachment.Generation, 10)
+	}
+	return c
+}
+
+const (
+	contextImage      = "image"
+	contextAttachment = "attachment"
+)
 
 // file is for people who read an error.
 func (p *pool) file(dir, name string) string { return filepath.Join(p.dir, dir, name) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -680,7 +681,7 @@ func TestAttach(t *testing.T) {
 	v := mustCreate(t, b, spec("a"))
 	ctx := t.Context()
 	a := Attachment{NodeID: "n1", AccessMode: "SINGLE_NODE_WRITER"}
-	want := map[string]string{"image": "volumes/" + v.ID + ".img"}
+	want := map[string]string{"image": "volumes/" + v.ID + ".img", "attachment": "1"}
 
 	_, err := b.AttachVolume(ctx, v.ID, Attachment{NodeID: "n3"})
 	wantCode(t, err, codes.NotFound, `node "n3"`)
@@ -695,7 +696,7 @@ func TestAttach(t *testing.T) {
 			t.Fatal(err)
 		}
 		seen, err := node.ReadVolume(v.ID)
-		if err != nil || seen.Attachment == nil || *seen.Attachment != a {
+		if err != nil || seen.Attachment == nil || len(seen.Attachment.differences(a)) > 0 || !maps.Equal(publishContext(seen), want) {
 			t.Errorf("node sees %+v, %v", seen, err)
 		}
 		node.Close()
@@ -1137,6 +1138,9 @@ func checkPool(t *testing.T, b *fileBackend, bystander Volume, id string, size i
 		v := Volume{ID: id, Name: "a", CapacityBytes: size, AccessType: "ext4"}
 		if node != "" {
 			v.Attachment = &Attachment{NodeID: node, AccessMode: "SINGLE_NODE_WRITER"}
+			if got, err := b.GetVolume(t.Context(), id); err == nil && got.Attachment != nil {
+				v.Attachment.Generation = got.Attachment.Generation
+			}
 		}
 		want = append(want, v)
 	}

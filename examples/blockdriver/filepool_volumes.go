@@ -356,7 +356,7 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 		if diff := has.differences(a); len(diff) > 0 {
 			return nil, fail(op, id, "attachment to node %q %w: %s; detach it first", a.NodeID, errConflict, strings.Join(diff, "; "))
 		}
-		return publishContext(id), nil
+		return publishContext(v), nil
 	}
 	if err := b.checkNotPinned(id); err != nil {
 		return nil, fail(op, id, "%w", err)
@@ -375,12 +375,13 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 			return nil, fail(op, id, "node %q has %d volumes attached and takes %d: %w; detach one first", a.NodeID, has, node.MaxVolumes, errFull)
 		}
 	}
-	v.Attachment = &a
 	v.Generation++
+	a.Generation = v.Generation
+	v.Attachment = &a
 	if _, err := b.vols.save(v); err != nil {
 		return nil, fail(op, id, "%w", err)
 	}
-	return publishContext(id), nil
+	return publishContext(v), nil
 }
 
 func (b *fileBackend) DetachVolume(ctx context.Context, id, nodeID string) error {

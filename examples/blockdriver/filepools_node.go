@@ -127,6 +127,14 @@ func (n nodePools) FindVolume(ctx context.Context, id string) (v Volume, image s
 	return v, image, err
 }
 
+func (n nodePools) CheckImage(ctx context.Context, v Volume) error {
+	p, err := n.volume(ctx, "check image of volume", v.ID)
+	if err != nil {
+		return err
+	}
+	return p.CheckImage(v)
+}
+
 func (n nodePools) ImagePaths(id string) (images []string) {
 	for _, c := range n.configs {
 		if image, err := (&pool{dir: c.Dir}).ImagePath(id); err == nil {

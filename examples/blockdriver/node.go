@@ -19,6 +19,8 @@ import (
 type volumes interface {
 	// FindVolume returns the volume and the path of its image, or errNotFound.
 	FindVolume(ctx context.Context, id string) (v Volume, image string, err error)
+	// CheckImage returns why the image must not be attached.
+	CheckImage(ctx context.Context, v Volume) error
 	// ImagePaths returns where the image of a volume may be or have been; nothing for
 	// what is no volume ID.
 	ImagePaths(id string) []string
@@ -66,8 +68,11 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 }
 
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	vol, image, err := n.attached(ctx, req.GetVolumeId(), req.GetVolumeCapability())
+	vol, image, err := n.attached(ctx, req)
 	if err != nil {
+		return nil, err
+	}
+	if err := n.volumes.CheckImage(ctx, vol); err != nil {
 		return nil, err
 	}
 	dev, err := attach(ctx, image)
@@ -128,7 +133,7 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 }
 
 func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	vol, image, err := n.attached(ctx, req.GetVolumeId(), req.GetVolumeCapability())
+	vol, image, err := n.attached(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -215,9 +220,19 @@ func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVo
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
+// useRequest is a NodeStageVolumeRequest or a NodePublishVolumeRequest.
+type useRequest interface {
+	GetVolumeId() string
+	GetVolumeCapability() *csi.VolumeCapability
+	GetPublishContext() map[string]string
+}
+
 // attached returns the volume and its image if the controller gave it to this
-// node and it can be used in the way asked for.
-func (n *nodeServer) attached(ctx context.Context, volumeID string, c *csi.VolumeCapability) (Volume, string, error) {
+// node, by the attachment that the request names, and it can be used in the way asked
+// for. It asks the disk: a node that was cut off may have missed that the volume was
+// taken from it.
+func (n *nodeServer) attached(ctx context.Context, req useRequest) (Volume, string, error) {
+	volumeID := req.GetVolumeId()
 	vol, image, err := n.volumes.FindVolume(ctx, volumeID)
 	if err != nil {
 		return vol, "", err
@@ -225,7 +240,14 @@ func (n *nodeServer) attached(ctx context.Context, volumeID string, c *csi.Volum
 	if a := vol.Attachment; a == nil || a.NodeID != n.nodeID {
 		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s is not attached to node %s: ControllerPublishVolume comes first", volumeID, n.nodeID)
 	}
-	accessType, err := checkCapability(c)
+	has, want := req.GetPublishContext(), publishContext(vol)
+	if has[contextImage] != want[contextImage] {
+		return vol, "", status.Errorf(codes.InvalidArgument, "publish_context: image %q is not that of volume %s: pass on what ControllerPublishVolume returned", has[contextImage], volumeID)
+	}
+	if has[contextAttachment] != want[contextAttachment] {
+		return vol, "", status.Errorf(codes.FailedPrecondition, "publish_context: attachment %q of volume %s has ended: ControllerPublishVolume comes first", has[contextAttachment], volumeID)
+	}
+	accessType, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
 		return vol, "", err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,10 +52,11 @@ func TestAttachedReadOnly(t *testing.T) {
 	attachReadOnly := func(w *crashVolume) {
 		t.Helper()
 		must(t, w.detach())
-		_, err := w.controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+		r, err := w.controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
 			VolumeId: w.id, NodeId: "node", VolumeCapability: w.capability(), Readonly: true,
 		})
 		must(t, err)
+		w.published = r.GetPublishContext()
 	}
 	t.Run("ext4", func(t *testing.T) {
 		w := newServedVolume(t, "ext4", 64<<20)
@@ -136,6 +138,98 @@ func TestFailedStageLeavesNoLoopDevice(t *testing.T) {
 	}
 }
 
+// An image that is not what it should be is not attached.
+func TestStageChecksTheImage(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	aside := w.image() + ".aside"
+	pool, disk := filepath.Join(w.dir, "pool"), filepath.Join(w.dir, "disk")
+	for _, test := range []struct {
+		name       string
+		harm, mend func() error
+		code       codes.Code
+		words      string
+	}{
+		{"missing", func() error { return nil }, func() error { return nil }, codes.DataLoss, "is missing"},
+		{"link", func() error { return os.Symlink(aside, w.image()) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
+		{"directory", func() error { return os.Mkdir(w.image(), 0o700) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
+		{"FIFO", func() error { return unix.Mkfifo(w.image(), 0o600) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
+		{"cut", func() error { return errors.Join(os.WriteFile(w.image(), nil, 0o600), os.Truncate(w.image(), 64<<20-1)) },
+			func() error { return os.Remove(w.image()) }, codes.DataLoss, "67108863 of 67108864 bytes"},
+	} {
+		must(t, os.Rename(w.image(), aside))
+		must(t, test.harm())
+		err := w.stage()
+		must(t, errors.Join(test.mend(), os.Rename(aside, w.image())))
+		refused(t, err, test.code, test.words)
+		if d := w.loops(); len(d) > 0 {
+			t.Errorf("%s: attached %v", test.name, d)
+		}
+	}
+	// Another pool that is mounted over this one, with a volume of the same ID.
+	must(t, errors.Join(os.MkdirAll(filepath.Join(disk, "volumes"), 0o700), os.WriteFile(filepath.Join(disk, "volumes", w.id+extImage), nil, 0o600),
+		os.Truncate(filepath.Join(disk, "volumes", w.id+extImage), 64<<20)))
+	must(t, unix.Mount(disk, pool, "", unix.MS_BIND, ""))
+	err := w.stage()
+	must(t, unix.Unmount(pool, 0))
+	refused(t, err, codes.FailedPrecondition, "not in the pool that was opened")
+	if d := w.loops(); len(d) > 0 {
+		t.Errorf("attached %v", d)
+	}
+	must(t, w.stage())
+	must(t, w.unstage())
+}
+
+// A volume is taken from a node that does not answer, and given to another one: what
+// the first has kept of its attachment is worth nothing, not even when it gets the
+// volume again.
+func TestForcedDetach(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	p, err := openPool(w.pool())
+	must(t, err)
+	defer p.Close()
+	must(t, p.RegisterNode("gone", 0, map[string]string{"topology.example.com/rack": "r1"}))
+	attach := func(node string) (map[string]string, error) {
+		r, err := w.controller.ControllerPublishVolume(t.Context(), &csi.ControllerPublishVolumeRequest{
+			VolumeId: w.id, NodeId: node, VolumeCapability: w.capability(),
+		})
+		return r.GetPublishContext(), err
+	}
+	detach := func(node string) {
+		t.Helper()
+		_, err := w.controller.ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: w.id, NodeId: node})
+		must(t, err)
+	}
+	first := w.published
+	_, err = attach("gone")
+	refused(t, err, codes.FailedPrecondition, `attached to node "node"`)
+	detach("") // from all nodes
+	refused(t, w.stage(), codes.FailedPrecondition, "not attached to node")
+	_, err = attach("gone")
+	must(t, err)
+	refused(t, w.stage(), codes.FailedPrecondition, "not attached to node")
+	must(t, os.Remove(filepath.Join(w.pool(), "nodes", "gone.json")))
+	detach("gone")
+	must(t, w.attach())
+	second := w.published
+	w.published = first
+	refused(t, w.stage(), codes.FailedPrecondition, "has ended")
+	w.published = map[string]string{contextImage: "volumes/" + newID(volumeKind, "x") + extImage}
+	refused(t, w.stage(), codes.InvalidArgument, "is not that of volume")
+	if d := w.loops(); len(d) > 0 {
+		t.Errorf("attached %v", d)
+	}
+	w.published = second
+	again, err := attach("node")
+	must(t, err)
+	if !maps.Equal(again, second) {
+		t.Errorf("%v, on a repeat %v", second, again)
+	}
+	must(t, w.stage())
+	w.published = first
+	refused(t, w.publish("a", false), codes.FailedPrecondition, "has ended")
+	must(t, w.unstage())
+}
+
 // The image is gone, and another one stands at its path: unstage lets go of both.
 func TestUnstageOfADeletedImage(t *testing.T) {
 	w := newServedVolume(t, "", 16<<20)
@@ -172,11 +266,11 @@ func TestMountGroup(t *testing.T) {
 	c := w.capability()
 	c.GetMount().VolumeMountGroup = "4711"
 	_, err := w.node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: c,
+		VolumeId: w.id, StagingTargetPath: w.staging(), VolumeCapability: c, PublishContext: w.published,
 	})
 	must(t, err)
 	_, err = w.node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: w.id, StagingTargetPath: w.staging(), TargetPath: w.target("a"), VolumeCapability: c,
+		VolumeId: w.id, StagingTargetPath: w.staging(), TargetPath: w.target("a"), VolumeCapability: c, PublishContext: w.published,
 	})
 	must(t, err)
 	var st unix.Stat_t
