@@ -412,7 +412,10 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 	case ext == extCopying:
 		s.setBegun(id, true)
 	case ext == extImage && !s.claimed(id):
-		return s.removeUncommitted(name)
+		if err := s.removeUncommitted(name); err != nil {
+			s.setBegun(id, true) // the name is not free
+			return err
+		}
 	}
 	return nil
 }

@@ -878,19 +878,17 @@ func TestDamagedImage(t *testing.T) {
 func TestImageWithoutMetadata(t *testing.T) {
 	dir := t.TempDir()
 	b := openBackend(t, dir, nil)
-	a := mustCreate(t, b, spec("a"))
-	image, _ := b.ImagePath(a.ID)
-	metadata := filepath.Join(dir, "volumes", a.ID+extMetadata)
-	sound, _ := os.ReadFile(metadata)
-
-	if err := os.Remove(metadata); err != nil {
+	metadata := func(v Volume) string { return filepath.Join(dir, "volumes", v.ID+extMetadata) }
+	if err := os.Remove(metadata(mustCreate(t, b, spec("a")))); err != nil {
 		t.Fatal(err)
 	}
 	b = reopen(t, b)
 	wantFiles(t, dir)
 
-	mustCreate(t, b, spec("a"))
-	if err := errors.Join(writeData(b, a.ID), os.Remove(metadata)); err != nil {
+	a := mustCreate(t, b, spec("a"))
+	image, _ := b.ImagePath(a.ID)
+	sound, _ := os.ReadFile(metadata(a))
+	if err := errors.Join(writeData(b, a.ID), os.Remove(metadata(a))); err != nil {
 		t.Fatal(err)
 	}
 	b = reopen(t, b)
@@ -900,7 +898,7 @@ func TestImageWithoutMetadata(t *testing.T) {
 	if got := files(t, dir); !slices.Equal(got, []string{a.ID + extImage}) {
 		t.Fatalf("files: %v", got)
 	}
-	write(t, metadata, string(sound))
+	write(t, metadata(a), string(sound))
 	b = reopen(t, b)
 	if got := mustCreate(t, b, spec("a")); !reflect.DeepEqual(got, a) {
 		t.Errorf("after repair: %+v", got)
