@@ -357,12 +357,13 @@ func (m *filePools) freezeAll(ctx context.Context, home *fileBackend, id string,
 		return nil, err
 	}
 	var thaws []func() error
+	freezing := false // still, though nobody waits
 	thaw = func() error {
 		var errs []error
 		for _, t := range slices.Backward(thaws) {
 			errs = append(errs, t())
 		}
-		if err := errors.Join(errs...); err != nil {
+		if err := errors.Join(errs...); err != nil || freezing {
 			return err // the mark stays, and the next start thaws
 		}
 		return home.remove(home.pool.groups, id+extFrozen)
@@ -370,6 +371,8 @@ func (m *filePools) freezeAll(ctx context.Context, home *fileBackend, id string,
 	for _, v := range volumeIDs {
 		t, err := m.freezer.Freeze(ctx, v)
 		if err != nil {
+			var parked interface{ Pending() <-chan struct{} }
+			freezing = errors.As(err, &parked)
 			return nil, errors.Join(err, thaw())
 		}
 		thaws = append(thaws, t)

@@ -21,16 +21,23 @@ type nodePools struct {
 
 var _ volumes = nodePools{}
 
-// openNodePools opens the pools and tells each that the node is there.
-func openNodePools(ctx context.Context, cfg config, work *blocking.Group, log *slog.Logger) (nodePools, error) {
-	n := nodePools{&poolSet[*pool]{configs: cfg.pools.list, work: work, log: log}, cfg.reserve}
+func newNodePools(cfg config, work *blocking.Group, log *slog.Logger) nodePools {
+	return nodePools{&poolSet[*pool]{configs: cfg.pools.list, work: work, log: log}, cfg.reserve}
+}
+
+// openAll opens the pools, has each thawed, and tells it that the node is there. What is
+// not there yet is opened and thawed when it is.
+func (n nodePools) openAll(ctx context.Context, cfg config, thaw func(*pool, *slog.Logger) error) error {
 	n.open = func(c poolConfig) (*pool, error) {
 		p, err := openPool(c.Dir)
 		if err != nil {
 			return nil, err
 		}
 		p.name, p.segments = c.Name, c.Segments
-		if err := p.lockNode(cfg.nodeID, log); err != nil {
+		if err := p.lockNode(cfg.nodeID, n.log); err != nil {
+			return nil, errors.Join(err, p.Close())
+		}
+		if err := thaw(p, n.log); err != nil {
 			return nil, errors.Join(err, p.Close())
 		}
 		if err := p.RegisterNode(cfg.nodeID, cfg.maxVolumes, cfg.topology); err != nil {
@@ -39,9 +46,9 @@ func openNodePools(ctx context.Context, cfg config, work *blocking.Group, log *s
 		return p, nil
 	}
 	if err := n.start(ctx); err != nil {
-		return n, errors.Join(err, n.Close())
+		return errors.Join(err, n.Close())
 	}
-	return n, nil
+	return nil
 }
 
 // nodeHolder is the content of nodes/<node>.lock.

@@ -640,7 +640,8 @@ func TestNodeIDIsTaken(t *testing.T) {
 	makePool(t, dir)
 	open := func() (nodePools, error) {
 		cfg := config{pools: poolFlags{list: []poolConfig{{Name: "default", Dir: dir}}}, nodeID: "n"}
-		return openNodePools(t.Context(), cfg, new(blocking.Group), slog.New(slog.DiscardHandler))
+		n := newNodePools(cfg, new(blocking.Group), slog.New(slog.DiscardHandler))
+		return n, n.openAll(t.Context(), cfg, func(*pool, *slog.Logger) error { return nil })
 	}
 	first, err := open()
 	if err != nil {

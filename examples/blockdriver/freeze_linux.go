@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/nodeops"
 	"golang.org/x/sys/unix"
 )
@@ -24,28 +25,19 @@ const (
 var _ freezer = (*nodeServer)(nil)
 
 // Freeze stops all writes to the file system of a volume that is staged on this
-// node: what pods have written is on the image, and they wait.
+// node: what pods have written is on the image, and they wait. It is given up after
+// freezePatience: the kernel first writes what is dirty, to a disk that may not answer.
+// That cannot be stopped, but when it has ended the volume is thawed.
 func (n *nodeServer) Freeze(ctx context.Context, volumeID string) (thaw func() error, err error) {
 	dir, err := n.openStaged(ctx, volumeID)
 	if err != nil {
 		return nil, err
 	}
-	switch err := unix.IoctlSetInt(int(dir.Fd()), fiFreeze, 0); {
-	case errors.Is(err, unix.EBUSY):
-		dir.Close()
-		return nil, fmt.Errorf("volume %q is frozen already: %w", volumeID, errBusy)
-	case err != nil:
-		dir.Close()
-		return nil, fmt.Errorf("freeze volume %q: %w", volumeID, err)
+	if err := n.freeze(ctx, volumeID, dir); err != nil {
+		return nil, err
 	}
 	// Once: another freeze may follow.
-	end := sync.OnceValue(func() error {
-		defer dir.Close()
-		if err := unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0); err != nil {
-			return fmt.Errorf("thaw volume %q: %w", volumeID, err)
-		}
-		return nil
-	})
+	end := sync.OnceValue(func() error { return n.thaw(volumeID, dir) })
 	timer := time.AfterFunc(freezeLimit, func() { _ = end() })
 	return func() error {
 		inTime := timer.Stop()
@@ -57,6 +49,65 @@ func (n *nodeServer) Freeze(ctx context.Context, volumeID string) (thaw func() e
 		}
 		return nil
 	}, nil
+}
+
+// freezePatience is how long a freeze, or a thaw, is waited for.
+const freezePatience = 10 * time.Second
+
+// freeze closes dir unless it succeeds.
+func (n *nodeServer) freeze(ctx context.Context, volumeID string, dir *os.File) error {
+	ctx, cancel := context.WithTimeout(ctx, freezePatience)
+	defer cancel()
+	frozen := false
+	_, joined, err := n.work.Do(ctx, "freeze volume "+volumeID, func() (any, error) {
+		err := unix.IoctlSetInt(int(dir.Fd()), fiFreeze, 0)
+		frozen = err == nil
+		return nil, err
+	})
+	var pending *blocking.PendingError
+	switch {
+	case !joined && errors.As(err, &pending):
+		go func() {
+			<-pending.Pending()
+			if !frozen {
+				dir.Close()
+			} else {
+				_ = n.thaw(volumeID, dir) // on failure the mark is left for the next start
+			}
+		}()
+		return err
+	case !joined && err == nil:
+		return nil
+	}
+	dir.Close()
+	switch {
+	case joined && err == nil, errors.Is(err, unix.EBUSY): // joined one that was given up
+		return fmt.Errorf("volume %q is frozen already: %w", volumeID, errBusy)
+	case errors.As(err, &pending):
+		return err
+	}
+	return fmt.Errorf("freeze volume %q: %w", volumeID, err)
+}
+
+// thaw closes dir, when it has ended.
+func (n *nodeServer) thaw(volumeID string, dir *os.File) error {
+	end := func() (any, error) {
+		defer dir.Close()
+		return nil, unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), freezePatience)
+	defer cancel()
+	_, joined, err := n.work.Do(ctx, "thaw volume "+volumeID+" at "+dir.Name(), end)
+	if joined {
+		dir.Close()
+	}
+	if refused := (*blocking.LimitError)(nil); errors.As(err, &refused) {
+		_, err = end() // it has to be, and all else hangs already
+	}
+	if err != nil {
+		return fmt.Errorf("thaw volume %q: %w", volumeID, err)
+	}
+	return nil
 }
 
 // openStaged opens the root of the file system of a volume that is staged here.
@@ -98,26 +149,25 @@ func (n *nodeServer) openMounted(ctx context.Context, image string) (*os.File, e
 	return nil, nil
 }
 
-// thawLeftovers thaws what a predecessor that was killed has frozen.
-func (n *nodeServer) thawLeftovers(ctx context.Context, pools nodePools, log *slog.Logger) error {
-	for _, p := range pools.here() {
-		names, err := readNames(p.groups)
-		if err != nil {
-			return err
+// thawLeftovers thaws what a predecessor that was killed has frozen, as the pool says.
+// It is called when the pool is opened.
+func (n *nodeServer) thawLeftovers(p *pool, log *slog.Logger) error {
+	names, err := readNames(p.groups)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, extFrozen) {
+			continue
 		}
-		for _, name := range names {
-			if !strings.HasSuffix(name, extFrozen) {
-				continue
-			}
-			if err := n.thawMarked(ctx, p, name, log); err != nil {
-				return fmt.Errorf("thaw what %s names: %w", p.file("groups", name), err)
-			}
+		if err := n.thawMarked(p, name, log); err != nil {
+			return fmt.Errorf("thaw what %s names: %w", p.file("groups", name), err)
 		}
 	}
 	return nil
 }
 
-func (n *nodeServer) thawMarked(ctx context.Context, p *pool, name string, log *slog.Logger) error {
+func (n *nodeServer) thawMarked(p *pool, name string, log *slog.Logger) error {
 	data, err := p.groups.ReadFile(name)
 	if err != nil {
 		return err
@@ -130,6 +180,8 @@ func (n *nodeServer) thawMarked(ctx context.Context, p *pool, name string, log *
 	if mark.NodeID != n.nodeID {
 		return nil // another node's
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), freezePatience)
+	defer cancel()
 	for _, id := range mark.VolumeIDs {
 		for _, image := range n.volumes.ImagePaths(id) {
 			dir, err := n.openMounted(ctx, image)
@@ -139,9 +191,7 @@ func (n *nodeServer) thawMarked(ctx context.Context, p *pool, name string, log *
 			if dir == nil {
 				continue
 			}
-			err = unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
-			dir.Close()
-			if err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
+			if err := n.thaw(id, dir); err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
 				return err
 			}
 		}

@@ -12,4 +12,4 @@ func (n *nodeServer) Freeze(context.Context, string) (func() error, error) {
 	return nil, errors.ErrUnsupported
 }
 
-func (n *nodeServer) thawLeftovers(context.Context, nodePools, *slog.Logger) error { return nil }
+func (n *nodeServer) thawLeftovers(*pool, *slog.Logger) error { return nil }

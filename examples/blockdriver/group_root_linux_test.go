@@ -1,16 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/loopdev"
+	"github.com/csikit/csikit/nodeops"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -155,6 +161,77 @@ func TestGroupThawsAfterFailure(t *testing.T) {
 	_, err = v[0].group(v[1].id)
 	must(t, err) // one alone needs no freeze
 	must(t, errors.Join(last.unpublish(last.name), last.unstage()))
+}
+
+// The disk does not answer, here because the pool is frozen, and so the kernel does not
+// come back from the freeze. The caller is let go, and the volume is not left frozen.
+func TestFreezeThatHangs(t *testing.T) {
+	v := usedVolumes(t, "x")[0]
+	cfg := config{nodeID: "node", pools: poolFlags{list: []poolConfig{{Name: defaultPool, Dir: v.pool()}}}}
+	work := new(blocking.Group)
+	ops, err := nodeops.New(nodeops.Config{Blocking: work})
+	must(t, err)
+	pools := newNodePools(cfg, work, slog.New(slog.DiscardHandler))
+	n := newNode(cfg, pools, ops, work)
+	must(t, pools.openAll(t.Context(), cfg, n.thawLeftovers))
+	defer pools.Close()
+
+	// The file's data are on the disk as little as its name.
+	must(t, os.WriteFile(filepath.Join(v.target("x"), "dirty"), bytes.Repeat([]byte("x"), 1<<20), 0o600))
+	freeze(t, v.pool(), fiFreeze)
+	thawPool := sync.OnceFunc(func() { freeze(t, v.pool(), fiThaw) })
+	defer thawPool()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = n.Freeze(ctx, v.id)
+	var pending *blocking.PendingError
+	if !errors.As(err, &pending) {
+		t.Fatalf("not pending: %v", err)
+	}
+	again, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := n.Freeze(again, v.id); err == nil {
+		t.Error("frozen, although the first freeze hangs")
+	}
+	thawPool()
+	<-pending.Pending()
+	must(t, os.WriteFile(filepath.Join(v.target("x"), "after"), []byte("x"), 0o600)) // hangs until it is thawed
+	thaw, err := n.Freeze(t.Context(), v.id)
+	for errors.Is(err, errBusy) { // the one that was given up is being thawed
+		thaw, err = n.Freeze(t.Context(), v.id)
+	}
+	must(t, err)
+	must(t, thaw())
+	must(t, os.WriteFile(filepath.Join(v.target("x"), "later"), []byte("x"), 0o600))
+	must(t, errors.Join(v.unpublish("x"), v.unstage()))
+}
+
+// A process that was killed has left a volume frozen, as a pool says that is there later
+// than the node plugin.
+func TestLatePoolThaws(t *testing.T) {
+	v := usedVolumes(t, "x")[0]
+	late := filepath.Join(v.dir, "late")
+	cfg := config{nodeID: "node", pools: poolFlags{list: []poolConfig{{Name: defaultPool, Dir: v.pool()}, {Name: "late", Dir: late}}}}
+	work := new(blocking.Group)
+	ops, err := nodeops.New(nodeops.Config{Blocking: work})
+	must(t, err)
+	pools := newNodePools(cfg, work, slog.New(slog.DiscardHandler))
+	n := newNode(cfg, pools, ops, work)
+	must(t, pools.openAll(t.Context(), cfg, n.thawLeftovers))
+	defer func() { must(t, pools.Close()) }()
+
+	freeze(t, v.target("x"), fiFreeze)
+	makePool(t, late)
+	mark := filepath.Join(late, "groups", groupID("g")+extFrozen)
+	data, err := encode(frozenMark{formatVersion, "node", []string{v.id}})
+	must(t, err)
+	must(t, os.WriteFile(mark, data, 0o600))
+	must(t, pools.openAway(t.Context()))
+	must(t, os.WriteFile(filepath.Join(v.target("x"), "x"), []byte("x"), 0o600)) // hangs until it is thawed
+	if _, err := os.Stat(mark); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark stays: %v", err)
+	}
+	must(t, errors.Join(v.unpublish("x"), v.unstage()))
 }
 
 // A process that was killed has left a volume frozen: the next one thaws it when it

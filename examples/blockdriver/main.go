@@ -102,19 +102,16 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
 	}
 	if cfg.mode != "controller" {
-		pools, err := openNodePools(ctx, cfg, work, log)
-		if err != nil {
-			return err
-		}
-		defer pools.Close()
 		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: tell.meters, TracerProvider: tell.tracers})
 		if err != nil {
 			return err
 		}
-		node := newNode(cfg, pools, ops)
-		if err := node.thawLeftovers(ctx, pools, log); err != nil {
+		pools := newNodePools(cfg, work, log)
+		node := newNode(cfg, pools, ops, work)
+		if err := pools.openAll(ctx, cfg, node.thawLeftovers); err != nil {
 			return err
 		}
+		defer pools.Close()
 		if backend != nil {
 			backend.freezer = node
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/loopdev"
 	"github.com/csikit/csikit/nodeops"
 	"github.com/csikit/csikit/topology"
@@ -37,10 +38,11 @@ type nodeServer struct {
 	topology   topology.Segments
 	volumes    volumes
 	ops        *nodeops.Node
+	work       *blocking.Group
 }
 
-func newNode(cfg config, v volumes, ops *nodeops.Node) *nodeServer {
-	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, topology: cfg.topology, volumes: v, ops: ops}
+func newNode(cfg config, v volumes, ops *nodeops.Node, work *blocking.Group) *nodeServer {
+	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, topology: cfg.topology, volumes: v, ops: ops, work: work}
 }
 
 func (n *nodeServer) NodeID() string { return n.nodeID }

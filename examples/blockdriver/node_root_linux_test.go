@@ -153,7 +153,9 @@ func TestStageChecksTheImage(t *testing.T) {
 		{"link", func() error { return os.Symlink(aside, w.image()) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
 		{"directory", func() error { return os.Mkdir(w.image(), 0o700) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
 		{"FIFO", func() error { return unix.Mkfifo(w.image(), 0o600) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
-		{"cut", func() error { return errors.Join(os.WriteFile(w.image(), nil, 0o600), os.Truncate(w.image(), 64<<20-1)) },
+		{"cut", func() error {
+			return errors.Join(os.WriteFile(w.image(), nil, 0o600), os.Truncate(w.image(), 64<<20-1))
+		},
 			func() error { return os.Remove(w.image()) }, codes.DataLoss, "67108863 of 67108864 bytes"},
 	} {
 		must(t, os.Rename(w.image(), aside))
