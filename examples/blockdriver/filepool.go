@@ -42,7 +42,7 @@ type pool struct {
 
 	reflink bool // files can share blocks; found out by the controller
 
-	nodeLock *os.File // of a node plugin; nil: another process on this machine has it
+	nodeLock *nodeLock // of a node plugin
 
 	// Set by tests. step runs before each step that changes the directory, and
 	// fails it; space stands in for statfs.
@@ -342,6 +342,9 @@ func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size i
 // file system may have been mounted there, or the pool's own unmounted.
 func (p *pool) CheckImage(v Volume) error {
 	const op = "check image of volume"
+	if err := p.nodeLock.check(); err != nil {
+		return fail(op, v.ID, "%w", err)
+	}
 	if _, err := p.checkImage(p.volumes, "volumes", v.ID, v.CapacityBytes); err != nil {
 		return fail(op, v.ID, "%w", err)
 	}

@@ -78,6 +78,9 @@ func (m *filePools) giveUpWhenWanted(ctx context.Context) {
 }
 
 func (m *filePools) giveUp() {
+	for _, b := range m.here() {
+		b.stop() // calls wait for copies, and we for calls
+	}
 	m.calls.Lock() // no call is under way
 	defer m.calls.Unlock()
 	m.log.Info("another controller is asked now: it gets the pools")
@@ -91,7 +94,11 @@ func (m *filePools) UnaryServerInterceptor(ctx context.Context, req any, info *g
 	if !usesPools[info.FullMethod] {
 		return handler(ctx, req)
 	}
-	defer m.keep()()
+	release, err := m.keep(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	return handler(ctx, req)
 }
 
@@ -104,10 +111,27 @@ func (m *filePools) StreamServerInterceptor(srv any, stream grpc.ServerStream, i
 	return handler(srv, stream)
 }
 
-func (m *filePools) keep() (release func()) {
+// keep waits while the pools are being given up.
+func (m *filePools) keep(ctx context.Context) (release func(), err error) {
 	m.asked.Store(true)
-	m.calls.RLock()
-	return m.calls.RUnlock
+	if m.calls.TryRLock() {
+		return m.calls.RUnlock, nil
+	}
+	kept := make(chan struct{})
+	go func() {
+		m.calls.RLock()
+		close(kept)
+	}()
+	select {
+	case <-kept:
+		return m.calls.RUnlock, nil
+	case <-ctx.Done():
+		go func() {
+			<-kept
+			m.calls.RUnlock()
+		}()
+		return nil, fail("wait for the pools", "", "%w: the pools are being given to another controller", errBusy)
+	}
 }
 
 // usesPools has the RPCs that a sidecar sends only when it leads.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/csikit/csikit/blocking"
 )
@@ -59,39 +61,118 @@ type nodeHolder struct {
 
 // lockNode makes sure that no other machine is this node: two that had the same ID
 // would both be allowed to mount a volume, and destroy it. The lock dies with its
-// holder; one that is on this machine, such as a predecessor of which a thread still
-// hangs in the kernel, uses the same loop devices and does no harm.
+// holder; one that is on this machine, such as a predecessor that has not ended yet or of
+// which a thread still hangs in the kernel, uses the same loop devices and does no harm.
+// Then the lock is taken when it is free.
 func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
 	if !nodeIDPattern.MatchString(nodeID) {
 		return nil // RegisterNode says what is wrong
 	}
-	f, err := p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
+	l := &nodeLock{pool: p, nodeID: nodeID, taken: make(chan struct{})}
+	var err error
+	if l.file, err = p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return fail("lock node", nodeID, "%w", err)
 	}
+	switch err = l.try(); {
+	case errors.Is(err, errBusy):
+		log.Warn("another process on this machine is the same node", "node_id", nodeID)
+		waiting, stop := context.WithCancel(context.Background())
+		l.stop = stop
+		l.wait.Go(func() { l.await(waiting, log) })
+	case err != nil:
+		return fail("lock node", nodeID, "%w", errors.Join(err, l.file.Close()))
+	}
+	p.nodeLock = l
+	return nil
+}
+
+// nodeLock is the lock on nodes/<node>.lock, or the wait for it.
+type nodeLock struct {
+	pool   *pool
+	nodeID string
+	file   *os.File
+	stop   context.CancelFunc // nil: nobody waits
+	wait   sync.WaitGroup
+	taken  chan struct{} // closed when a wait has ended with the lock
+
+	mu    sync.Mutex
+	other error // another machine has the lock
+}
+
+const nodeLockLook = 500 * time.Millisecond
+
+// try returns errBusy when a process on this machine has the lock.
+func (l *nodeLock) try() error {
 	self := thisMachine()
-	err = lockFile(f)
+	err := lockFile(l.file)
 	if errors.Is(err, errBusy) {
 		var holder nodeHolder
-		data, readErr := io.ReadAll(f)
-		if readErr = errors.Join(readErr, json.Unmarshal(data, &holder), f.Close()); readErr == nil && holder.Boot == self.Boot {
-			log.Warn("another process on this machine is the same node", "node_id", nodeID)
-			return nil
+		data, readErr := l.pool.nodes.ReadFile(l.nodeID + ".lock")
+		if readErr == nil {
+			readErr = json.Unmarshal(data, &holder)
 		}
-		return fail("lock node", nodeID, "host %q has the same node ID and runs: give one of them another -node-id", holder.Host)
-	}
-	if err == nil {
-		var data []byte
-		if data, err = json.Marshal(self); err == nil {
-			_, err = f.WriteAt(data, 0)
-			err = errors.Join(err, f.Truncate(int64(len(data))))
+		if readErr == nil && holder.Boot == self.Boot {
+			return errBusy
 		}
+		return fmt.Errorf("%w: host %q has the same node ID and runs: give one of them another -node-id", errUnreachable, holder.Host)
 	}
 	if err != nil {
-		return fail("lock node", nodeID, "%w", errors.Join(err, f.Close()))
+		return err
 	}
-	p.nodeLock = f
-	return nil
+	data, err := json.Marshal(self)
+	if err == nil {
+		_, err = l.file.WriteAt(data, 0)
+		err = errors.Join(err, l.file.Truncate(int64(len(data))))
+	}
+	return err
+}
+
+// await tries until it has the lock, or until ctx ends. While another machine has it,
+// which was faster, nothing is staged here.
+func (l *nodeLock) await(ctx context.Context, log *slog.Logger) {
+	tick := time.NewTicker(nodeLockLook)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		err := l.try()
+		other := err
+		if errors.Is(err, errBusy) {
+			other = nil
+		}
+		l.mu.Lock()
+		if other != nil && l.other == nil {
+			log.Error("the lock of this node cannot be had: nothing is staged", "node_id", l.nodeID, "error", other)
+		}
+		l.other = other
+		l.mu.Unlock()
+		if err == nil {
+			log.Info("the other process that was this node has ended", "node_id", l.nodeID)
+			close(l.taken)
+			return
+		}
+	}
+}
+
+// check returns why this process must not be the node. A nil lock is a controller's.
+func (l *nodeLock) check() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.other
+}
+
+func (l *nodeLock) Close() error {
+	if l.stop != nil {
+		l.stop()
+		l.wait.Wait()
+	}
+	return l.file.Close()
 }
 
 func thisMachine() nodeHolder {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -664,10 +665,84 @@ func TestNodeIDIsTaken(t *testing.T) {
 		}
 	}
 	write(t, lock, string(sound))
-	first.Close()
-	next, err := open() // the lock is gone with its holder, whoever that was
+	next, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}
+	wait := next.here()[0].nodeLock
+	write(t, lock, `{"host":"other","boot":"x"}`) // another machine was faster
+	for wait.check() == nil {
+		runtime.Gosched()
+	}
+	wantCode(t, next.CheckImage(t.Context(), mustVolume(t, next.here()[0])), codes.FailedPrecondition, `host "other"`)
+	write(t, lock, string(sound))
+	for wait.check() != nil {
+		runtime.Gosched()
+	}
+	first.Close()
+	<-wait.taken // and not free for another machine
+	write(t, lock, `{"host":"other","boot":"x"}`)
+	if _, err := open(); err == nil || !strings.Contains(err.Error(), "another -node-id") {
+		t.Error(err)
+	}
 	next.Close()
+	if next, err = open(); err != nil { // the lock is gone with its holder, whoever that was
+		t.Fatal(err)
+	}
+	next.Close()
+}
+
+// mustVolume makes a volume without a controller.
+func mustVolume(t *testing.T, p *pool) Volume {
+	t.Helper()
+	v := Volume{ID: newID(volumeKind, "v"), Name: "v", CapacityBytes: gib, AccessType: "ext4"}
+	data, err := encode(v.metadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, p.file("volumes", v.ID+extMetadata), string(data))
+	write(t, p.file("volumes", v.ID+extImage), "")
+	if err := os.Truncate(p.file("volumes", v.ID+extImage), gib); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// A call that waits for a copy does not keep the pools: the copy stops, and the other
+// controller goes on with it.
+func TestHandoverDuringCopy(t *testing.T) {
+	dir := t.TempDir()
+	one, two := openTestPools(t, dir, nil), openTestPools(t, dir, nil)
+	b := one.named("a1")
+	b.reflink = false
+	source := filled(t, b, "a")
+	copying := make(chan bool)
+	b.step = func(name string) error {
+		if name == "copy" {
+			close(copying)
+			<-b.life.Done() // a long time
+		}
+		return nil
+	}
+	create := func(m *filePools) error {
+		_, err := m.UnaryServerInterceptor(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: csi.Controller_CreateVolume_FullMethodName},
+			func(ctx context.Context, _ any) (any, error) { return m.CreateVolume(ctx, from("c", source.ID)) })
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- create(one) }()
+	<-copying
+	if err := create(two); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, <-done, codes.Canceled, "the driver stops")
+	wantFilled(t, two.named("a1"), two.volumeID("c"), "a", gib)
+
+	// Who waits while the pools go does not wait longer than it wants.
+	two.calls.Lock()
+	defer two.calls.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := two.keep(ctx)
+	wantCode(t, err, codes.Aborted)
 }
