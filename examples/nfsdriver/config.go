@@ -23,6 +23,7 @@ type config struct {
 	registry      string
 	mode          string
 	exports       []export
+	inline        []export
 	mountDir      string
 	serverTimeout time.Duration
 	nodeID        string
@@ -67,8 +68,12 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.StringVar(&c.register, "register", "", "register with kubelet, without node-driver-registrar: the `path` of the endpoint's socket as kubelet sees it")
 	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` where -register meets kubelet: its plugins_registry, as this process sees it")
 	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
-	fs.Func("exports", "the only `exports` that may be used, as in \"nas:/srv/a nas:/srv/b,port=2050\"; they are listed, and deletions that were cut off go on at the start (default: any, and no lists)", func(s string) (err error) {
+	fs.Func("exports", "the only `exports` that volumes may be on, as in \"nas:/srv/a nas:/srv/b,port=2050\"; they are listed, and deletions that were cut off go on at the start (default: any, and no lists)", func(s string) (err error) {
 		c.exports, err = parseExports(s)
+		return err
+	})
+	fs.Func("inline-exports", "the `exports` that inline volumes of pods may name, written as -exports: whoever writes a pod may mount them whole (default: none)", func(s string) (err error) {
+		c.inline, err = parseExports(s)
 		return err
 	})
 	fs.StringVar(&c.mountDir, "mount-dir", "/run/nfsdriver", "`directory` where the controller mounts exports for its own work; no other process may use it")

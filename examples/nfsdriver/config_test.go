@@ -33,6 +33,7 @@ func TestBadConfig(t *testing.T) {
 		{good + "-mount-dir rel", "", `-mount-dir "rel"`},
 		{good + "-exports nas", "", "server:/share"},
 		{good + "-exports nas:/a,soft", "", "only those count here"},
+		{good + "-inline-exports nas:/a,soft", "", "only those count here"},
 		{good + "-server-timeout 1ms", "", "-server-timeout 1ms"},
 		{good + "-mode both", "", `-mode "both"`},
 		{good + "-log-format xml", "", `-log-format "xml"`},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/nodeops"
@@ -17,14 +18,15 @@ type nodeServer struct {
 	csi.UnimplementedNodeServer
 	nodeID     string
 	maxVolumes int64
-	known      []export // nil: any
+	known      []export // of volumes; nil: any
+	inline     []export // of those that pods bring along
 	fsType     string
 	servers    *servers
 	ops        *nodeops.Node
 }
 
 func newNode(cfg config, s *servers, ops *nodeops.Node) *nodeServer {
-	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, known: cfg.exports, fsType: cfg.fsType, servers: s, ops: ops}
+	return &nodeServer{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, known: cfg.exports, inline: cfg.inline, fsType: cfg.fsType, servers: s, ops: ops}
 }
 
 func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
@@ -50,12 +52,9 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 		return nil, err
 	}
 	flags := capability.GetMount().GetMountFlags()
-	ref, err := shareOf(req.GetVolumeId(), req.GetVolumeContext(), flags)
+	ref, err := n.shareOf(req.GetVolumeId(), req.GetVolumeContext(), flags)
 	if err == nil {
 		flags, err = mountOptions(ref.export, flags, req.GetVolumeContext()[attrMountOptions])
-	}
-	if err == nil {
-		err = allowed(n.known, ref.export)
 	}
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -68,6 +67,29 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 		return nil, err
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// inlineID is what kubelet calls the volumes that a pod brings along. It says so itself
+// only where CSIDriver has podInfoOnMount, and a pod may say anything.
+var inlineID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+
+// shareOf finds what to mount, and whether it may be. A pod may only name an export that is
+// listed for that, and how that is reached says the list.
+func (n *nodeServer) shareOf(id string, attributes map[string]string, flags []string) (volumeRef, error) {
+	ref, err := shareOf(id, attributes, flags)
+	if err != nil {
+		return ref, err
+	}
+	if attributes[ephemeralKey] != "true" && !inlineID.MatchString(id) {
+		return ref, allowed(n.known, ref.export)
+	}
+	for _, e := range n.inline {
+		if compareExports(e, ref.export) == 0 {
+			ref.export = e
+			return ref, nil
+		}
+	}
+	return ref, fmt.Errorf("the export %s is not one of -inline-exports, and a volume that a pod brings along may be on no other one", ref.export)
 }
 
 // shareOf finds what to mount. A volume of this driver has it in its ID; one that an

@@ -67,13 +67,13 @@ func TestPublish(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// An administrator's PersistentVolume, and a volume that a pod brings along.
+// An administrator's PersistentVolume.
 func TestPublishByAttributes(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
 	must(t, os.MkdirAll(filepath.Join(shares, "b", "team", "files"), 0o755))
 	v := &csi.Volume{VolumeId: "by hand", VolumeContext: map[string]string{
-		"server": "server", "share": "/b", "subDir": "team/files", "mountOptions": "ro,noexec", "csi.storage.k8s.io/ephemeral": "true",
+		"server": "server", "share": "/b", "subDir": "team/files", "mountOptions": "ro,noexec", "csi.storage.k8s.io/ephemeral": "false",
 	}}
 	must(t, c.publish(v, "a"))
 	if err := os.WriteFile(filepath.Join(c.target("a"), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
@@ -239,4 +239,53 @@ func TestControllerMounts(t *testing.T) {
 		t.Errorf("mounting what is not there: %v", err)
 	}
 	must(t, m.Close())
+}
+
+// Whoever writes a pod names the server of an inline volume, and gets what -inline-exports
+// lists for that, by the way that it says: none by default, and those of the classes are
+// others. kubelet tells what is inline only if it is asked to (podInfoOnMount), but
+// names such volumes in a way of its own.
+func TestInlineVolumes(t *testing.T) {
+	shares := newShares(t)
+	kubelets := "csi-" + strings.Repeat("0a", 32)
+	inline := func(id string, pairs ...string) *csi.Volume {
+		v := &csi.Volume{VolumeId: id, VolumeContext: map[string]string{"server": "server", "share": "/b"}}
+		for i := 0; i < len(pairs); i += 2 {
+			v.VolumeContext[pairs[i]] = pairs[i+1]
+		}
+		return v
+	}
+	t.Run("none", func(t *testing.T) {
+		c := newCO(t, startLocal(t, shares), localClass)
+		refused(t, c.publish(inline(kubelets), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline(kubelets, ephemeralKey, "false"), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline("x", ephemeralKey, "true"), "a"), codes.InvalidArgument, "-inline-exports")
+		must(t, c.publish(inline("by hand"), "a"))
+		must(t, c.unpublish(inline("by hand"), "a"))
+		c.gone("a")
+	})
+	t.Run("some", func(t *testing.T) {
+		c := newCO(t, startLocal(t, shares, "-exports", "server:/a", "-inline-exports", "server:/b"), localClass)
+		must(t, c.publish(inline(kubelets, "mountOptions", "ro"), "a"))
+		must(t, c.unpublish(inline(kubelets), "a"))
+		refused(t, c.publish(inline(kubelets, "share", "/a"), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline(kubelets, "server", "elsewhere"), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline(kubelets, "mountOptions", "port=20490"), "a"), codes.InvalidArgument, "only an administrator")
+		refused(t, c.publish(inline(kubelets, "mountOptions", "sec=sys"), "a"), codes.InvalidArgument, "only an administrator")
+		refused(t, c.publish(inline("by hand"), "a"), codes.InvalidArgument, "-exports")
+		v := c.mustCreate("pvc-1")
+		must(t, c.publish(v, "a"))
+		must(t, c.unpublish(v, "a"))
+		must(t, c.delete(v.GetVolumeId()))
+		c.gone("a")
+	})
+}
+
+// How a server is reached says the administrator's list, and not the pod.
+func TestInlineOptions(t *testing.T) {
+	n := &nodeServer{inline: []export{{"nas", "/srv", "port=2050,sec=krb5p"}}}
+	ref, err := n.shareOf("csi-"+strings.Repeat("0a", 32), map[string]string{"server": "nas", "share": "/srv", "subDir": "x"}, nil)
+	if err != nil || ref.Options != "port=2050,sec=krb5p" || ref.SubDir != "x" {
+		t.Errorf("%+v, %v", ref, err)
+	}
 }

@@ -25,14 +25,14 @@ var essential = []string{"minorversion", "mountport", "mountproto", "mountvers",
 // and whatever else does not make one new mount, and bg.
 var elsewhere = []string{"addr", "clientaddr", "mountaddr", "mounthost", "mountprog", "nfsprog", "source"}
 
-// harmless is what a volume's attributes may ask for.
-var harmless = append([]string{
+// harmless is what a volume's attributes may ask for. How the server is reached is not.
+var harmless = []string{
 	"ro", "rw", "nosuid", "nodev", "noexec", "exec", "noatime", "atime", "relatime", "nodiratime", "diratime",
 	"hard", "soft", "softerr", "timeo", "retrans", "retry", "rsize", "wsize", "nconnect", "max_connect",
 	"ac", "noac", "acregmin", "acregmax", "acdirmin", "acdirmax", "actimeo", "cto", "nocto", "lookupcache",
 	"lock", "nolock", "local_lock", "rdirplus", "nordirplus", "acl", "noacl", "sharecache", "nosharecache",
 	"resvport", "noresvport", "sync", "async", "_netdev",
-}, essential...)
+}
 
 // groups are options of which one at the most can be meant; what is not in one
 // contradicts only another value of itself and its own negation.
@@ -136,7 +136,7 @@ func mountOptions(e export, admin []string, attributes string) ([]string, error)
 // shown keeps values out of errors that are nobody's business, such as labels.
 func shown(option string) string {
 	key, _ := canonical(option)
-	if slices.Contains(harmless, key) {
+	if slices.Contains(harmless, key) || slices.Contains(essential, key) {
 		return option
 	}
 	return key

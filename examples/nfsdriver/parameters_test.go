@@ -110,6 +110,8 @@ func TestMountOptions(t *testing.T) {
 		{[]string{"addr=10.0.0.1"}, "", "somewhere else"},
 		{[]string{"hard,mounthost=other"}, "", "somewhere else"},
 		{[]string{"source=other:/"}, "", "somewhere else"},
+		{nil, "port=20490", "only an administrator"}, // of another server than the one that is meant
+		{nil, "sec=sys", "only an administrator"},
 		{nil, "suid", "only an administrator"},
 		{nil, "dev", "only an administrator"},
 		{nil, "bind", "only an administrator"},

@@ -61,8 +61,8 @@ var objectRules = []rule{
 		for _, d := range c.csiDrivers {
 			inline := slices.Contains(d.Spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral)
 			for _, w := range c.workloads {
-				if inline && w.isNode() && w.driver.flags["exports"] == "" {
-					report(d, "volumeLifecycleModes has Ephemeral, and -exports of %v does not say which shares pods may name", w)
+				if inline && w.isNode() && w.driver.flags["inline-exports"] == "" {
+					report(d, "volumeLifecycleModes has Ephemeral, and -inline-exports of %v does not say which shares pods may name", w)
 				}
 			}
 		}
