@@ -57,6 +57,7 @@ type Backend interface {
 type Volume struct {
 	ID            string            `json:"id"`
 	Name          string            `json:"name"`           // the CO's
+	SubDir        string            `json:"sub_dir"`        // relative to the share
 	CapacityBytes int64             `json:"capacity_bytes"` // what was asked for; NFS enforces nothing
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	SourceID      string            `json:"source_id,omitempty"` // of the volume or snapshot that it is a copy of

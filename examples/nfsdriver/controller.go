@@ -46,9 +46,9 @@ func (c *controller) capabilities() []csi.ControllerServiceCapability_RPC_Type {
 // fsTypes are the names of what a volume can be mounted as; "" is nfs.
 var fsTypes = []string{"", "nfs", "nfs4"}
 
-// maxPage keeps a page of a list below gRPC's 4 MiB, with IDs as long as the spec
-// allows.
-const maxPage = 5_000
+// maxPage keeps a page of a list below gRPC's 4 MiB, with IDs and subDirs as long as they
+// may be.
+const maxPage = 2_000
 
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
@@ -286,7 +286,7 @@ func checkCapability(c *csi.VolumeCapability) error {
 func csiVolume(v Volume) *csi.Volume {
 	out := &csi.Volume{VolumeId: v.ID, CapacityBytes: v.CapacityBytes}
 	if ref, err := parseVolumeID(v.ID); err == nil {
-		out.VolumeContext = map[string]string{paramServer: ref.Server, paramShare: ref.Share, paramSubDir: ref.SubDir}
+		out.VolumeContext = map[string]string{paramServer: ref.Server, paramShare: ref.Share, paramSubDir: v.SubDir}
 	}
 	if _, err := parseSnapshotID(v.SourceID); err == nil {
 		out.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{

@@ -51,7 +51,16 @@ const (
 type volumeRef struct {
 	export
 	SubDir   string // relative to the share
+	Digest   string // of the subDir, in its place where the ID is too short for that
 	OnDelete onDelete
+}
+
+// key is what the records of the volume are called.
+func (r volumeRef) key() string {
+	if r.Digest != "" {
+		return r.Digest
+	}
+	return digest(r.SubDir)
 }
 
 // snapshotRef is a snapshot ID taken apart.
@@ -64,19 +73,29 @@ type snapshotRef struct {
 // version:
 //
 //	vol1#server#/share#sub/dir#delete[#options]
+//	vol1d#server#/share#0123456789abcdef0123456789abcdef#delete[#options]
 //	snap1#server#/share#0123456789abcdef0123456789abcdef[#options]
+//
+// The second one is for a subDir that has no room in the first: its digest is enough to
+// find the record, and a node has the subDir in the volume's attributes.
 //
 // A text is an ID only if it is what the encoder makes of its fields: there are no
 // two spellings of a path, and none that leads elsewhere.
 const (
 	volumeKind   = "vol1"
+	digestKind   = "vol1d"
 	snapshotKind = "snap1"
 	separator    = "#"
 	maxID        = 128 // the spec's limit for a string
 )
 
 func (r volumeRef) encode() string {
-	return joinID(volumeKind, r.Server, r.Share, r.SubDir, string(r.OnDelete), r.Options)
+	if r.Digest == "" {
+		if id := joinID(volumeKind, r.Server, r.Share, r.SubDir, string(r.OnDelete), r.Options); len(id) <= maxID {
+			return id
+		}
+	}
+	return joinID(digestKind, r.Server, r.Share, r.key(), string(r.OnDelete), r.Options)
 }
 
 func (r snapshotRef) encode() string {
@@ -88,11 +107,20 @@ func joinID(fields ...string) string {
 }
 
 func parseVolumeID(id string) (volumeRef, error) {
-	fields, err := splitID(id, volumeKind, 5)
+	kind := volumeKind
+	if strings.HasPrefix(id, digestKind+separator) {
+		kind = digestKind
+	}
+	fields, err := splitID(id, kind, 5)
 	if err != nil {
 		return volumeRef{}, err
 	}
-	r := volumeRef{export{fields[1], fields[2], fields[5]}, fields[3], onDelete(fields[4])}
+	r := volumeRef{export: export{fields[1], fields[2], fields[5]}, OnDelete: onDelete(fields[4])}
+	if kind == volumeKind {
+		r.SubDir = fields[3]
+	} else if r.Digest = fields[3]; r.Digest == "" {
+		return volumeRef{}, fmt.Errorf("%q has no digest", id)
+	}
 	if err := r.check(); err != nil {
 		return volumeRef{}, err
 	}
@@ -111,7 +139,7 @@ func parseSnapshotID(id string) (snapshotRef, error) {
 	if err := r.check(); err != nil {
 		return snapshotRef{}, err
 	}
-	if !snapshotKey.MatchString(r.Key) || r.encode() != id {
+	if !digestText.MatchString(r.Key) || r.encode() != id {
 		return snapshotRef{}, fmt.Errorf("%q is not how this driver writes a snapshot ID", id)
 	}
 	return r, nil
@@ -130,8 +158,12 @@ func (r volumeRef) check() error {
 	if err := r.export.check(); err != nil {
 		return err
 	}
-	if err := checkSubDir(r.SubDir); err != nil {
-		return err
+	if r.Digest == "" {
+		if err := checkSubDir(r.SubDir); err != nil {
+			return err
+		}
+	} else if !digestText.MatchString(r.Digest) {
+		return fmt.Errorf("digest %q: want 32 hexadecimal digits", r.Digest)
 	}
 	if !slices.Contains([]onDelete{deleteDir, retainDir, archiveDir}, r.OnDelete) {
 		return fmt.Errorf("onDelete %q: want delete, retain or archive", r.OnDelete)
@@ -140,8 +172,8 @@ func (r volumeRef) check() error {
 }
 
 var (
-	hostName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
-	snapshotKey = regexp.MustCompile(`^[0-9a-f]{32}$`)
+	hostName   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
+	digestText = regexp.MustCompile(`^[0-9a-f]{32}$`)
 )
 
 func (e export) check() error {
@@ -168,12 +200,22 @@ func checkShare(share string) error {
 	return checkText("share", share)
 }
 
+const (
+	maxSubDir = 1000 // servers and mount.nfs take little more
+	maxName   = 255
+)
+
 // checkSubDir accepts a relative path whose every part is a name of its own.
 func checkSubDir(subDir string) error {
+	if len(subDir) > maxSubDir {
+		return fmt.Errorf("subDir %.20q...: has %d bytes, and %d are allowed", subDir, len(subDir), maxSubDir)
+	}
 	for part := range strings.SplitSeq(subDir, "/") {
 		switch {
 		case part == "":
 			return fmt.Errorf("subDir %q: has an empty part", subDir)
+		case len(part) > maxName:
+			return fmt.Errorf("subDir %.20q...: has a part of %d bytes, and a file system takes %d", part, len(part), maxName)
 		case part == "." || part == "..":
 			return fmt.Errorf("subDir %q: has the part %q", subDir, part)
 		case strings.HasPrefix(part, storeName):

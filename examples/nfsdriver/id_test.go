@@ -11,6 +11,7 @@ func TestVolumeID(t *testing.T) {
 		"vol1#nas.example.com#/srv/volumes#ns/claim#retain",
 		"vol1#10.0.0.7#/srv#a b/ü#archive#port=2050,vers=4.1",
 		"vol1#fd00::7#/srv#...#delete",
+		"vol1d#nas#/srv#0123456789abcdef0123456789abcdef#archive#port=2050",
 	} {
 		r, err := parseVolumeID(id)
 		if err != nil || r.encode() != id {
@@ -33,6 +34,7 @@ func TestBadVolumeID(t *testing.T) {
 		"vol1#nas#/srv#/#delete", "vol1#nas#/srv#/etc#delete", "vol1#nas#/srv#.#delete", "vol1#nas#/srv#..#delete", "vol1#nas#/srv#a/../b#delete",
 		"vol1#nas#/srv#../b#delete", "vol1#nas#/srv#a/#delete", "vol1#nas#/srv#a//b#delete", "vol1#nas#/srv#./a#delete", `vol1#nas#/srv#..\b#delete`,
 		"vol1#nas#/srv#.csikit-nfs#delete", "vol1#nas#/srv#.csikit-nfs/trash#delete", "vol1#nas#/srv#a/.csikit-nfs2#delete",
+		"vol1d#nas#/srv#a#delete", "vol1d#nas#/srv##delete", "vol1d#nas#/srv#0123456789abcdef0123456789abcdeF#delete", "vol1d#nas#/srv#../..#delete",
 		"vol1#nas#/srv#a\x00b#delete", "vol1#nas#/srv#a\nb#delete", "vol1#nas#/srv#a\x1bb#delete", "vol1#nas#/srv#\xff#delete", "vol1#nas#/srv#a\u202eb#delete",
 		"vol1#NAS#/srv#a#delete", "vol1#-o#/srv#a#delete", "vol1#nas/x#/srv#a#delete", "vol1#nas,x#/srv#a#delete", "vol1#[fd00::7]#/srv#a#delete",
 		"vol1#FD00::7#/srv#a#delete", "vol1#fe80::1%eth0#/srv#a#delete", "vol1#010.0.0.1/8#/srv#a#delete",

@@ -25,7 +25,7 @@ func (b *dirBackend) ListVolumes(ctx context.Context, after string, limit int) (
 		if err != nil {
 			return nil, "", fail("list volumes after", after, "%w; start again without a token", errBadToken)
 		}
-		from = place{ref.export, digest(ref.SubDir)}
+		from = place{ref.export, ref.key()}
 	}
 	return list(ctx, b, "list volumes", dirVolumes, from, limit,
 		func(s *store, name string) (Volume, error) {

@@ -100,11 +100,14 @@ func shareOf(id string, attributes map[string]string, flags []string) (volumeRef
 		return volumeRef{}, err
 	}
 	ref, notOurs := parseVolumeID(id)
-	if attributes[paramServer] == "" && notOurs == nil {
+	if attributes[paramServer] == "" && notOurs == nil && ref.SubDir != "" {
 		return ref, nil
 	}
 	if attributes[paramServer] == "" {
-		return volumeRef{}, fmt.Errorf("%w; a volume that this driver did not make has server and share in its attributes", notOurs)
+		if notOurs == nil {
+			notOurs = fmt.Errorf("the volume ID %q has no subDir", id)
+		}
+		return volumeRef{}, fmt.Errorf("%w; server, share and subDir of the volume have to be in its attributes", notOurs)
 	}
 	e, err := exportOf(attributes, flags)
 	if err != nil {
@@ -117,9 +120,10 @@ func shareOf(id string, attributes map[string]string, flags []string) (volumeRef
 		}
 	}
 	if notOurs == nil {
-		if ref.Server != given.Server || ref.Share != given.Share || ref.SubDir != given.SubDir {
+		if ref.Server != given.Server || ref.Share != given.Share || given.SubDir == "" || ref.key() != given.key() {
 			return volumeRef{}, fmt.Errorf("the attributes say %s, and the volume ID %q says otherwise", given.source(given.SubDir), id)
 		}
+		ref.SubDir = given.SubDir
 		return ref, nil
 	}
 	return given, nil

@@ -74,7 +74,7 @@ func planVolume(name string, parameters map[string]string, mountOptions []string
 		return r, a, err
 	}
 	if id := r.encode(); len(id) > maxID {
-		return r, a, fmt.Errorf("the volume ID %q would have %d bytes, and CSI allows %d: use a shorter server, share or subDir", id, len(id), maxID)
+		return r, a, fmt.Errorf("the volume ID %q would have %d bytes, and CSI allows %d: use a shorter server or share", id, len(id), maxID)
 	}
 	for _, number := range []struct {
 		key  string
@@ -151,6 +151,14 @@ func defaultSubDir(name string) string {
 		return name
 	}
 	return "vol-" + digest(name)
+}
+
+// shorten makes a name of n bytes at most, by putting the digest in the place of its end.
+func shorten(name string, n int) string {
+	if len(name) <= n {
+		return name
+	}
+	return truncate(name, n-33) + "-" + digest(name)
 }
 
 // digest makes a file name of what may hold anything.

@@ -28,7 +28,7 @@ func (s *store) throwAway(dir *os.Root, name string) error {
 		return err
 	}
 	defer trash.Close()
-	err = move(dir, name, trash, path.Base(name)+"."+rand.Text())
+	err = move(dir, name, trash, shorten(path.Base(name), 200)+"."+rand.Text())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier attempt may have come as far as here
 		return err
 	}

@@ -57,6 +57,7 @@ type volumeRecord struct {
 // ref is the ID taken apart. Records are written with good ones.
 func (r volumeRecord) ref() volumeRef {
 	ref, _ := parseVolumeID(r.ID)
+	ref.SubDir, ref.Digest = r.SubDir, ""
 	return ref
 }
 
@@ -75,7 +76,7 @@ func (s *store) readVolumeFile(name string) (r volumeRecord, err error) {
 		return r, err
 	}
 	ref, err := parseVolumeID(r.ID)
-	if err != nil || r.Version != formatVersion || path.Join(dirVolumes, digest(ref.SubDir)) != strings.TrimSuffix(strings.TrimSuffix(name, extRecord), extDeleting) {
+	if err != nil || r.Version != formatVersion || r.ref().check() != nil || ref.key() != digest(r.SubDir) || path.Join(dirVolumes, ref.key()) != strings.TrimSuffix(strings.TrimSuffix(name, extRecord), extDeleting) {
 		return r, fmt.Errorf("%w: %s describes volume %q with version %d; restore it", errDamaged, s.where(storeName, name), r.ID, r.Version)
 	}
 	return r, nil
@@ -227,7 +228,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 		return volumeRecord{}, err
 	}
 	r = volumeRecord{Version: formatVersion, Inode: inode, Made: time.Now(), Volume: Volume{
-		ID: spec.Ref.encode(), Name: spec.Name, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
+		ID: spec.Ref.encode(), Name: spec.Name, SubDir: spec.Ref.SubDir, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
 	}}
 	data, err := encode(r)
 	if err != nil {
@@ -359,7 +360,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}
-		key := digest(ref.SubDir)
+		key := ref.key()
 		r, err := s.readVolume(key)
 		if errors.Is(err, errNotFound) {
 			return nil, s.changing(func() error { return s.finishDelete(key) })
@@ -368,7 +369,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 			return nil, err
 		}
 		if r.ID != id {
-			return nil, fmt.Errorf("%w: the volume at %s has the ID %q; nothing is touched", errRefused, s.where(ref.SubDir), r.ID)
+			return nil, fmt.Errorf("%w: the volume at %s has the ID %q; nothing is touched", errRefused, s.where(r.SubDir), r.ID)
 		}
 		return nil, s.changing(func() error { return s.delete(r) })
 	})
@@ -468,7 +469,7 @@ func (s *store) finishDelete(key string) error {
 // so on: nothing that was archived is overwritten.
 func (s *store) archive(parent *os.Root, base, subDir string) error {
 	for n := 1; n < math.MaxInt16; n++ {
-		to := "archived-" + base
+		to := "archived-" + shorten(base, 200)
 		if n > 1 {
 			to = fmt.Sprintf("%s.%d", to, n)
 		}
@@ -563,7 +564,7 @@ func (s *store) volume(ref volumeRef) (volumeRecord, error) {
 	if err := s.open(); err != nil {
 		return volumeRecord{}, err
 	}
-	r, err := s.readVolume(digest(ref.SubDir))
+	r, err := s.readVolume(ref.key())
 	if err == nil && r.ID != ref.encode() {
 		err = errNotFound
 	}

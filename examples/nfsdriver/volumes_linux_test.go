@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -358,7 +359,7 @@ func TestSnapshots(t *testing.T) {
 	wantShare(t, share, "pvc-2")
 }
 
-func (c *co) backend() *dirBackend { return c.controller.(direct).to.backend.(*dirBackend) }
+func (c *co) backend() *dirBackend { return c.controllerServer().backend.(*dirBackend) }
 
 // A source that is deleted while it is copied, by another process say, makes no copy: what
 // was deleted before its turn came would be missing in it.
@@ -647,4 +648,74 @@ func TestNotMounted(t *testing.T) {
 	must(t, unix.Mount("tmpfs", filepath.Join(dir, "export"), "tmpfs", 0, ""))
 	root, err := openMounted(filepath.Join(dir, "export"))
 	must(t, errors.Join(err, root.Close(), unix.Unmount(filepath.Join(dir, "export"), 0)))
+}
+
+// Names of namespaces and claims may be long: 63 and 253 bytes.
+func TestLongSubDir(t *testing.T) {
+	c, share := newLocalController(t, testExport)
+	namespace, claim := strings.Repeat("n", 63), strings.Repeat("c", 253)
+	subDir := namespace + "/" + claim
+	for _, how := range []string{"delete", "archive"} {
+		create := func(name string) (*csi.Volume, error) {
+			return c.create(name, paramSubDir, "${pvc.metadata.namespace}/${pvc.metadata.name}", paramOnDelete, how,
+				kubernetesPrefix+"pvc/namespace", namespace, kubernetesPrefix+"pvc/name", claim)
+		}
+		v, err := create("pvc-1")
+		must(t, err)
+		if len(v.GetVolumeId()) > maxID || v.GetVolumeContext()[paramSubDir] != subDir {
+			t.Errorf("the volume is %v", v)
+		}
+		must(t, os.WriteFile(filepath.Join(share, subDir, "file"), nil, 0o600))
+		if again, err := create("pvc-1"); err != nil || again.GetVolumeId() != v.GetVolumeId() {
+			t.Errorf("again it is %v (%v)", again, err)
+		}
+		_, err = create("pvc-2")
+		refused(t, err, codes.AlreadyExists, "pvc-1")
+		ref, err := shareOf(v.GetVolumeId(), v.GetVolumeContext(), nil)
+		if err != nil || ref.source(ref.SubDir) != "nas:/srv/"+subDir {
+			t.Errorf("mounted is %v (%v)", ref, err)
+		}
+		for _, change := range []map[string]string{
+			{paramSubDir: namespace + "/other"}, {paramSubDir: namespace}, {paramSubDir: ""}, {paramServer: "other"}, {paramShare: "/other"},
+		} {
+			attributes := maps.Clone(v.GetVolumeContext())
+			maps.Copy(attributes, change)
+			if ref, err := shareOf(v.GetVolumeId(), attributes, nil); err == nil {
+				t.Errorf("with %v it is %v", change, ref)
+			}
+		}
+		if _, err := shareOf(v.GetVolumeId(), nil, nil); err == nil || !strings.Contains(err.Error(), "attributes") {
+			t.Errorf("without attributes: %v", err)
+		}
+		id, err := c.snapshot("snap", v.GetVolumeId())
+		must(t, err)
+		clone, err := c.create("pvc-3", "volume", v.GetVolumeId())
+		must(t, err)
+		must(t, errors.Join(c.deleteSnapshot(id), c.delete(clone.GetVolumeId())))
+		_, err = c.expand(v.GetVolumeId(), 100, 0)
+		must(t, err)
+		page, next, err := c.backend().ListVolumes(t.Context(), "", 0)
+		if err != nil || next != "" || len(page) != 1 || csiVolume(page[0]).GetVolumeContext()[paramSubDir] != subDir {
+			t.Errorf("listed are %v (%v)", page, err)
+		}
+		if page, _, err := c.backend().ListVolumes(t.Context(), v.GetVolumeId(), 0); err != nil || len(page) != 0 {
+			t.Errorf("listed after it are %v (%v)", page, err)
+		}
+		confirmed, err := c.controllerServer().ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: v.GetVolumeId(), VolumeContext: v.GetVolumeContext(), VolumeCapabilities: []*csi.VolumeCapability{c.capability(shared)}})
+		if err != nil || confirmed.GetConfirmed() == nil {
+			t.Errorf("validated: %v (%v)", confirmed, err)
+		}
+		must(t, errors.Join(c.delete(v.GetVolumeId()), c.delete(v.GetVolumeId())))
+	}
+	entries, err := os.ReadDir(filepath.Join(share, namespace))
+	if err != nil || len(entries) != 1 || !strings.HasPrefix(entries[0].Name(), "archived-") {
+		t.Errorf("archived are %v (%v)", entries, err)
+	}
+	must(t, os.RemoveAll(filepath.Join(share, namespace)))
+	wantShare(t, share)
+	_, err = c.create("pvc-4", paramSubDir, strings.Repeat("x", 256))
+	refused(t, err, codes.InvalidArgument, "255")
+	_, err = c.create("pvc-4", paramSubDir, strings.Repeat("long/", 200)+"x")
+	refused(t, err, codes.InvalidArgument, "1000")
 }
