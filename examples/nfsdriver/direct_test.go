@@ -7,8 +7,6 @@ import (
 	"google.golang.org/grpc"
 )
 
-func (c *co) controllerServer() *controller { return c.controller.(direct).to }
-
 // direct calls a controller without a connection. A call that is not here panics.
 type direct struct {
 	csi.ControllerClient

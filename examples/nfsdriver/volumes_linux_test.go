@@ -359,7 +359,8 @@ func TestSnapshots(t *testing.T) {
 	wantShare(t, share, "pvc-2")
 }
 
-func (c *co) backend() *dirBackend { return c.controllerServer().backend.(*dirBackend) }
+func (c *co) controllerServer() *controller { return c.controller.(direct).to }
+func (c *co) backend() *dirBackend          { return c.controllerServer().backend.(*dirBackend) }
 
 // A source that is deleted while it is copied, by another process say, makes no copy: what
 // was deleted before its turn came would be missing in it.
