@@ -28,7 +28,11 @@ func checkRules(t *testing.T, class map[string]string, size int64, role string, 
 		Endpoint:   endpoint,
 		Start:      func() *exec.Cmd { return gate.RoleCommand(t.Context(), role, args...) },
 		SecondNode: "other",
-	}, csitest.Config{Dir: dir, Size: size, Kernel: true, Parameters: class})
+	}, csitest.Config{Dir: dir, Size: size, Kernel: true, Parameters: class, Progress: func(p csitest.Progress) {
+		if p.Result != nil {
+			t.Logf("%d/%d %s: %s after %v", p.Done, p.Total, p.Rule.ID, p.Result.Outcome, p.Result.Took)
+		}
+	}})
 	must(t, err)
 	for _, x := range report.Results { // a SHOULD that fails is a failure here
 		failed := x.Outcome == csitest.Failed || x.Outcome == csitest.Broken
