@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -140,6 +141,14 @@ func TestInit(t *testing.T) {
 		if out, err := command(t, "init", "-pool", "a="+empty); err != nil || !strings.Contains(out, empty+" is a pool") {
 			t.Errorf("%s, %v", out, err)
 		}
+	}
+	missing := filepath.Join(dir, "missing")
+	err := run(t.Context(), []string{"-endpoint", "unix://" + dir + "/csi.sock", "-pool", missing, "-node-id", "n"}, func(string) string { return "" }, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "run: blockdriver init -pool "+missing) {
+		t.Errorf("started without a pool: %v", err)
+	}
+	if _, err := os.Lstat(missing); err == nil {
+		t.Error("a pool was made")
 	}
 	// For a start script: what was a pool is not made anew.
 	disk, remembered := filepath.Join(dir, "disk"), t.TempDir()
