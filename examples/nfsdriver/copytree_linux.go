@@ -59,15 +59,16 @@ type linked struct {
 
 type inode struct{ dev, ino uint64 }
 
-// maxDepth bounds the descriptors that a tree can cost.
-const maxDepth = 2000
+// maxDepth bounds the descriptors that a tree can cost, and with the length that a path may
+// have its memory.
+const maxDepth = 250
 
 // errChanged: the name stands for something else than a moment ago.
 var errChanged = errors.New("changed while it was copied")
 
 func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) error {
-	if strings.Count(rel, "/") > maxDepth {
-		return fmt.Errorf("%s...: directories nested more than %d deep are not copied", rel[:100], maxDepth)
+	if strings.Count(rel, "/") > maxDepth || len(rel) >= unix.PathMax {
+		return fmt.Errorf("%w: %.100q...: what is nested more than %d deep, or has a path of more than %d bytes, is not copied", errRefused, rel, maxDepth, unix.PathMax)
 	}
 	names, err := src.Readdirnames(-1)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -39,28 +40,65 @@ func (s *store) throwAway(dir *os.Root, name string) error {
 // killed.
 func (s *store) emptyTrash(j *job) error {
 	// Opened once more by itself: nothing outside of it is in reach.
-	return within(s.own, dirTrash, func(trash *os.Root) error { return removeAll(trash, j) })
+	return within(s.own, dirTrash, func(trash *os.Root) error {
+		for {
+			e := emptying{trash: trash, job: j}
+			if err := e.removeAll(trash, 0); !e.moved {
+				return err
+			}
+		}
+	})
 }
+
+type emptying struct {
+	trash *os.Root
+	job   *job
+	moved bool // something to the top of the trash
+}
+
+const (
+	// maxNesting bounds the descriptors and the stack that a tree costs. What is deeper
+	// is moved up: a pod can nest as deep as it likes.
+	maxNesting = 50
+	// maxEntries bounds the memory that a directory costs.
+	maxEntries = 10_000
+)
 
 // removeAll removes what is below a directory, but for what is mounted there: that is
 // not the volume's. What cannot be removed is left, and is in the error; the rest goes.
-func removeAll(dir *os.Root, j *job) error {
-	entries, err := readEntries(dir) // all first: a server may lose its place in what changes
-	errs := []error{err}
-	for _, e := range entries {
-		if e.IsDir() {
-			err = within(dir, e.Name(), func(sub *os.Root) error { return removeAll(sub, j) })
-			errs = append(errs, err)
+func (e *emptying) removeAll(dir *os.Root, depth int) error {
+	for {
+		entries, err := readEntries(dir) // and from the beginning each time: a server may lose its place in what changes
+		errs, removed := []error{err}, 0
+		for _, entry := range entries {
+			err := e.remove(dir, entry, depth)
+			if err == nil {
+				removed++
+			}
+			if errs = append(errs, err); len(errs) > 10 { // one for each is nothing to read
+				errs = []error{errors.Join(errs...)}
+			}
+			e.job.Progress(1, 0)
 		}
-		if err == nil || !e.IsDir() {
-			errs = append(errs, remove(dir, e.Name()))
+		if removed == 0 || len(entries) < maxEntries {
+			return errors.Join(errs...)
 		}
-		if len(errs) > 10 { // one for each is nothing to read
-			errs = []error{errors.Join(errs...)}
-		}
-		j.Progress(1, 0)
 	}
-	return errors.Join(errs...)
+}
+
+func (e *emptying) remove(dir *os.Root, entry fs.DirEntry, depth int) error {
+	name := entry.Name()
+	if entry.IsDir() && depth == maxNesting {
+		err := withRights(dir, name, func() error { return move(dir, name, e.trash, rand.Text()) })
+		e.moved = e.moved || err == nil
+		return err
+	}
+	if entry.IsDir() {
+		if err := within(dir, name, func(sub *os.Root) error { return e.removeAll(sub, depth+1) }); err != nil {
+			return err
+		}
+	}
+	return remove(dir, name)
 }
 
 func readEntries(dir *os.Root) ([]fs.DirEntry, error) {
@@ -69,21 +107,36 @@ func readEntries(dir *os.Root) ([]fs.DirEntry, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return f.ReadDir(-1)
+	entries, err := f.ReadDir(maxEntries)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return entries, err
 }
 
-// within opens a directory in dir, with the rights that its owner may have taken away.
-func within(dir *os.Root, name string, fn func(*os.Root) error) error {
-	sub, err := openDirectory(dir, name)
-	if errors.Is(err, fs.ErrPermission) {
-		if err := notMounted(dir, dir, name); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		if err := dir.Chmod(name, 0o700); err != nil {
-			return err
-		}
-		sub, err = openDirectory(dir, name)
+// withRights calls fn, and once more with the rights to the directory that its owner may
+// have taken away.
+func withRights(dir *os.Root, name string, fn func() error) error {
+	err := fn()
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
 	}
+	if err := notMounted(dir, dir, name); err != nil {
+		return err
+	}
+	if err := dir.Chmod(name, 0o700); err != nil {
+		return err
+	}
+	return fn()
+}
+
+// within opens a directory in dir.
+func within(dir *os.Root, name string, fn func(*os.Root) error) error {
+	var sub *os.Root
+	err := withRights(dir, name, func() (err error) {
+		sub, err = openDirectory(dir, name)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}

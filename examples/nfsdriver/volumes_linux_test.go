@@ -720,3 +720,33 @@ func TestLongSubDir(t *testing.T) {
 	_, err = c.create("pvc-4", paramSubDir, strings.Repeat("long/", 200)+"x")
 	refused(t, err, codes.InvalidArgument, "1000")
 }
+
+// deepen makes directories one in the other, as a pod can by chdir.
+func deepen(t *testing.T, dir string, n int) {
+	t.Helper()
+	f, err := os.Open(dir)
+	must(t, err)
+	for range n {
+		must(t, unix.Mkdirat(int(f.Fd()), "d", 0o755))
+		fd, err := unix.Openat(int(f.Fd()), "d", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, errors.Join(err, f.Close()))
+		f = os.NewFile(uintptr(fd), "d")
+	}
+	must(t, f.Close())
+}
+
+// However deep a pod nested its directories, deleting them costs the driver no more
+// descriptors and no more stack than others, and a copy is refused for good.
+func TestDeepTree(t *testing.T) {
+	c, share := newLocalController(t)
+	var old unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1000, Max: old.Max}))
+	defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) }()
+	v := c.mustCreate("pvc-1")
+	deepen(t, filepath.Join(share, "pvc-1"), 3000)
+	_, err := c.snapshot("snap", v.GetVolumeId())
+	refused(t, err, codes.FailedPrecondition, "deep")
+	must(t, c.delete(v.GetVolumeId()))
+	wantShare(t, share)
+}
