@@ -13,6 +13,7 @@ import (
 // a server that hangs.
 type job struct {
 	key   string
+	of    *server
 	users int  // callers; guarded by server.mu
 	runs  bool // guarded by server.mu
 
@@ -23,7 +24,7 @@ type job struct {
 	files, bytes atomic.Int64
 }
 
-// Progress says that the work is getting on.
+// Progress says that the work is getting on, and so that the server answers.
 func (j *job) Progress(files, bytes int64) {
 	if j == nil {
 		return
@@ -33,6 +34,7 @@ func (j *job) Progress(files, bytes int64) {
 	j.mu.Lock()
 	j.last = time.Now()
 	j.mu.Unlock()
+	j.of.report(false, nil)
 }
 
 func (j *job) idle() time.Duration {
@@ -77,7 +79,7 @@ func (s *server) job(key string) *job {
 	j := s.jobs[key]
 	if j == nil {
 		now := time.Now()
-		j = &job{key: key, start: now, last: now}
+		j = &job{key: key, of: s, start: now, last: now}
 		s.jobs[key] = j
 	}
 	return j

@@ -204,11 +204,13 @@ func (s *servers) get(name string) *server {
 	defer s.mu.Unlock()
 	srv := s.byName[name]
 	if srv == nil {
-		srv = &server{name: name, jobs: map[string]*job{}}
+		srv = newServer(name)
 		s.byName[name] = srv
 	}
 	return srv
 }
+
+func newServer(name string) *server { return &server{name: name, jobs: map[string]*job{}} }
 
 func (s *servers) all() []*server {
 	s.mu.Lock()
@@ -258,6 +260,7 @@ func (s *server) report(trial bool, err error) {
 	var full *blocking.LimitError
 	switch {
 	case errors.Is(err, errNoVerdict) || errors.As(err, &full) || errors.Is(err, context.Canceled):
+	case !noAnswer(err) && errors.Is(err, context.DeadlineExceeded): // the caller's, before anything was asked
 	case !noAnswer(err):
 		s.answered, s.failures, s.last = time.Now(), 0, nil
 	case s.failures > 0 && !trial: // several were under way; the first one counts

@@ -295,3 +295,49 @@ func TestMetrics(t *testing.T) {
 		want("nas 0, nas 0")
 	})
 }
+
+// A copy that gets on is an answer: the others need not wait for its end, which may be hours
+// away.
+func TestBreakerClosedByProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := testServers()
+		hang, on, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		_, _ = s.Do(t.Context(), testExport, "list", func(*job) (any, error) { <-hang; return nil, nil })
+		time.Sleep(minRest)
+		trial := make(chan error)
+		go func() {
+			_, err := s.Do(t.Context(), testExport, "copy", func(j *job) (any, error) {
+				<-on
+				j.Progress(1, 0)
+				<-end
+				return nil, nil
+			})
+			trial <- err
+		}()
+		synctest.Wait()
+		if r := s.row(t, "nas"); r.Breaker != "half-open" {
+			t.Errorf("row is %+v", r)
+		}
+		on <- struct{}{}
+		synctest.Wait()
+		if v, err := s.Do(t.Context(), testExport, "create", func(*job) (any, error) { return "fine", nil }); err != nil || v != "fine" {
+			t.Errorf("while the copy gets on: %v, %v", v, err)
+		}
+		close(end)
+		if err := <-trial; err != nil {
+			t.Error(err)
+		}
+		close(hang)
+		synctest.Wait()
+	})
+}
+
+// A caller whose time is over before anything was asked has learnt nothing.
+func TestBreakerNoVerdict(t *testing.T) {
+	s := newServer("nas")
+	s.report(false, &unanswered{server: "nas", err: errors.New("gone"), code: codes.DeadlineExceeded})
+	s.report(true, context.DeadlineExceeded)
+	if s.failures != 1 {
+		t.Errorf("%d failures are counted", s.failures)
+	}
+}
