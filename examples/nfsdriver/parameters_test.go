@@ -88,7 +88,7 @@ func TestMountOptions(t *testing.T) {
 		{"vers=4.1", []string{"suid", "noexec"}, "", "nosuid,nodev,retry=0,vers=4.1,suid,noexec"}, // the last one counts
 		{"vers=4.1", []string{`context="system_u:object_r:t:s0:c1,c2"`}, "", `nosuid,nodev,retry=0,vers=4.1,context="system_u:object_r:t:s0:c1,c2"`},
 		{"", []string{"hard"}, "", "nosuid,nodev,retry=0,hard,vers=4"},
-		{"", []string{"v4.2", "nfsvers=4.2"}, "vers=4.2", "nosuid,nodev,retry=0,vers=4.2"},
+		{"", []string{"v4.2", "nfsvers=4.2"}, "hard", "nosuid,nodev,retry=0,vers=4.2,hard"},
 		{"vers=3", []string{"v3"}, "nolock", "nosuid,nodev,retry=0,vers=3,nolock"},
 	} {
 		e := export{Server: "nas", Share: "/srv", Options: tt.export}
