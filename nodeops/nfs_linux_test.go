@@ -151,14 +151,24 @@ func (f *nfs) write(path, text string) {
 	ok(f.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// What a server does not have is final, and nothing is left of it.
+// What a server refuses is final, and nothing is left of it. That an export is not there
+// version 3 does not tell to those who may not have it.
 func TestNFSRefused(t *testing.T) {
 	onEachVersion(t, Config{HelperTimeout: time.Minute}, func(t *testing.T, f *nfs) {
-		r := f.request("p")
-		r.Source = strings.TrimSuffix(f.source, "share") + "missing"
-		wantKind(t, f.node.PublishShare(t.Context(), r), KindNotFound, "mount.nfs", "exited with status 32")
-		wantGone(t, r.TargetPath)
-		wantNoHelper(t)
+		export := KindNotFound
+		if strings.HasPrefix(f.flags, "vers=3") {
+			export = KindInternal
+		}
+		for source, kind := range map[string]Kind{
+			f.source + "/missing":                             KindNotFound,
+			strings.TrimSuffix(f.source, "share") + "missing": export,
+		} {
+			r := f.request("p")
+			r.Source = source
+			wantKind(t, f.node.PublishShare(t.Context(), r), kind, "mount.nfs", "exited with status 32")
+			wantGone(t, r.TargetPath)
+			wantNoHelper(t)
+		}
 	})
 }
 
