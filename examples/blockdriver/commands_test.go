@@ -128,6 +128,29 @@ func TestFsck(t *testing.T) {
 	wantFilled(t, b, b.snapshotID("s"), "sound", gib)
 }
 
+// An earlier version does not find by its name what a later one has made.
+func TestFsckOfOneNameTwice(t *testing.T) {
+	needLinux(t)
+	dir := t.TempDir()
+	b := openBackend(t, dir, nil)
+	v := mustCreate(t, b, spec("a"))
+	closeBackend(t, b)
+	v.ID = volumeID("a")
+	data, err := encode(v.metadata())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "volumes", v.ID+extMetadata), string(data))
+	write(t, filepath.Join(dir, "volumes", v.ID+extImage), "")
+	if err := os.Truncate(filepath.Join(dir, "volumes", v.ID+extImage), gib); err != nil {
+		t.Fatal(err)
+	}
+	out, err := command(t, "fsck", "-pool", dir)
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "a volume of this name is also in the pool") || !strings.Contains(out, "1 problems") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestInit(t *testing.T) {
 	dir := t.TempDir()
 	empty, used := filepath.Join(dir, "empty"), filepath.Join(dir, "used")
