@@ -196,7 +196,11 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
 // returns its inode number. An attempt that was cut off is gone on with.
 func (s *store) fill(temp, sourceID string, a access, x *exports, progress func(files, bytes int64)) (uint64, error) {
-	if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
+	err := s.changing(func() error { // so that tidy does not take it for abandoned from here on
+		now := time.Now()
+		return errors.Join(ignoreExisting(s.own.Mkdir(temp, 0o700)), s.own.Chtimes(temp, now, now))
+	})
+	if err != nil {
 		return 0, err
 	}
 	data := path.Join(temp, "data")

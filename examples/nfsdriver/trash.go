@@ -163,19 +163,76 @@ func (s *store) tidy() error {
 	}
 	names, err := readNames(s.own, dirTmp)
 	errs = append(errs, err)
+	abandoned := map[string]bool{}
 	for _, name := range names {
-		info, err := s.own.Lstat(path.Join(dirTmp, name))
+		name = path.Join(dirTmp, name)
+		info, err := s.own.Lstat(name)
 		if err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > writtenAfter {
-			err = remove(s.own, path.Join(dirTmp, name))
-		} else if err == nil && time.Since(info.ModTime()) > abandonedAfter {
-			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, dirTmp, name), "modified", info.ModTime())
-			err = s.throwAway(s.own, path.Join(dirTmp, name))
+			err = remove(s.own, name)
+		} else if err == nil && info.IsDir() && time.Since(info.ModTime()) > abandonedAfter {
+			abandoned[name] = true
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+		errs = append(errs, ignoreMissing(err))
+	}
+	if len(abandoned) > 0 {
+		if err := s.placeAll(); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 	}
+	for name := range abandoned {
+		errs = append(errs, s.changing(func() error { // see fill
+			info, err := s.own.Lstat(name)
+			if err != nil || time.Since(info.ModTime()) <= abandonedAfter {
+				return ignoreMissing(err)
+			}
+			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, name), "modified", info.ModTime())
+			return s.throwAway(s.own, name)
+		}))
+	}
 	return errors.Join(errs...)
+}
+
+// placeAll moves to its place what has a record and was not moved there. Unless that is
+// known of all, nothing may be taken for abandoned.
+func (s *store) placeAll() error {
+	names, err := readNames(s.own, dirVolumes)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, extRecord) {
+			continue
+		}
+		r, err := s.readVolumeFile(path.Join(dirVolumes, name))
+		if err == nil && s.isThere(r.temp()) {
+			err = s.placeVolume(r)
+		}
+		if err != nil && !errors.Is(err, errNotFound) {
+			return err
+		}
+	}
+	if names, err = readNames(s.own, dirSnapshots); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, extRecord) {
+			continue
+		}
+		name = path.Join(dirSnapshots, name)
+		r, err := s.readSnapshot(name)
+		if err == nil && s.isThere(r.temp()) {
+			err = s.placeSnapshot(r, strings.TrimSuffix(name, extRecord))
+		}
+		if err != nil && !errors.Is(err, errNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *store) isThere(name string) bool {
+	_, err := s.own.Lstat(name)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // clean tidies the export and empties its trash in the background. Calls while it runs

@@ -61,7 +61,9 @@ func (r volumeRecord) ref() volumeRef {
 	return ref
 }
 
-// temp is where the volume is made. It follows from what is asked for, so that a
+func (r volumeRecord) temp() string { return tempOf("volume", r.Name, r.SubDir, r.SourceID) }
+
+// tempOf is where something is made. It follows from what is asked for, so that a
 // repeated request finds what the first one did.
 func tempOf(kind, name, place, source string) string {
 	return path.Join(dirTmp, digest(strings.Join([]string{kind, name, place, source}, "\x00")))
@@ -277,7 +279,7 @@ func (s *store) placeVolume(r volumeRecord) error {
 		if err := syncDir(s.own, dirVolumes); err != nil {
 			return err
 		}
-		return s.place(tempOf("volume", r.Name, subDir, r.SourceID), parent, base, subDir, r.Inode)
+		return s.place(r.temp(), parent, base, subDir, r.Inode)
 	})
 }
 
@@ -438,7 +440,7 @@ func (s *store) finishDelete(key string) error {
 	}
 	ref := r.ref()
 	// One that was never placed has nothing that anybody saw.
-	if err := s.throwAway(s.own, tempOf("volume", r.Name, ref.SubDir, r.SourceID)); err != nil {
+	if err := s.throwAway(s.own, r.temp()); err != nil {
 		return err
 	}
 	if ref.OnDelete != retainDir {

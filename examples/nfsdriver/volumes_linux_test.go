@@ -750,3 +750,33 @@ func TestDeepTree(t *testing.T) {
 	must(t, c.delete(v.GetVolumeId()))
 	wantShare(t, share)
 }
+
+// What was made, and only not moved to its place before the driver was killed, is not
+// taken for abandoned: a volume, or a snapshot, is what has a record.
+func TestTidyKeepsWhatHasARecord(t *testing.T) {
+	c, share := newLocalController(t, testExport)
+	v := c.mustCreate("pvc-1")
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	own := filepath.Join(share, storeName)
+	long := time.Now().Add(-2 * abandonedAfter)
+	for place, temp := range map[string]string{
+		filepath.Join(share, "pvc-1"):                    tempOf("volume", "pvc-1", "pvc-1", ""),
+		filepath.Join(own, dirSnapshots, digest("snap")): tempOf("snapshot", "snap", "", v.GetVolumeId()),
+	} {
+		temp = filepath.Join(own, temp)
+		must(t, errors.Join(os.Mkdir(temp, 0o700), os.Rename(place, filepath.Join(temp, "data")), os.Chtimes(temp, long, long)))
+	}
+	c.backend().Recover()
+	for c.backend().cleans() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	c.mustCreate("pvc-1")
+	wantShareFiles(t, share, "pvc-1/file")
+	clone, err := c.create("pvc-2", "snapshot", id)
+	must(t, err)
+	wantShareFiles(t, share, "pvc-1/file", "pvc-2/file")
+	must(t, errors.Join(c.delete(v.GetVolumeId()), c.delete(clone.GetVolumeId()), c.deleteSnapshot(id)))
+	wantShare(t, share)
+}
