@@ -358,12 +358,13 @@ func TestCopyTreeReusedInode(t *testing.T) {
 		must(t, unix.Lstat(name, &st))
 		return st.Ino
 	}
-	reused := false
+	done, reused := false, false
 	must(t, copyDir(dst, src, func(int64, int64) {
 		for _, name := range []string{"a", "b"} { // the first that is copied, into new files in the second
-			if _, err := os.Lstat(filepath.Join(dst, name, "linked")); err != nil || reused {
+			if _, err := os.Lstat(filepath.Join(dst, name, "linked")); err != nil || done {
 				continue
 			}
+			done = true
 			other := in(map[string]string{"a": "b", "b": "a"}[name])
 			free := inodeOf(in(name + "/linked"))
 			must(t, errors.Join(os.RemoveAll(in(name)), os.RemoveAll(other), os.Mkdir(other, 0o755)))
