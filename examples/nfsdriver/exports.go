@@ -192,8 +192,20 @@ func (x *exports) Close() {
 	for _, m := range idle {
 		all.Go(m.unmountIfIdle)
 	}
-	all.Wait()
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(closeWithin):
+		x.log.Warn("exports are still mounted whose server does not answer; the next start unmounts them")
+	}
 }
+
+// closeWithin is less than a pod gets to end.
+const closeWithin = 15 * time.Second
 
 func (x *exports) used() bool {
 	x.mu.Lock()

@@ -780,3 +780,26 @@ func TestTidyKeepsWhatHasARecord(t *testing.T) {
 	must(t, errors.Join(c.delete(v.GetVolumeId()), c.delete(clone.GetVolumeId()), c.deleteSnapshot(id)))
 	wantShare(t, share)
 }
+
+// A server that hangs does not hold the end of the process.
+func TestCloseIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mounts := &hangingMounts{countingMounts: newCountingMounts(t), hang: make(chan struct{})}
+		x := newExports(mounts, time.Minute, slog.New(slog.DiscardHandler))
+		must(t, x.Use(testExport, func(*store) error { return nil }))
+		start := time.Now()
+		x.Close()
+		if took := time.Since(start); took > time.Minute {
+			t.Errorf("it took %v", took)
+		}
+		close(mounts.hang)
+		synctest.Wait()
+	})
+}
+
+type hangingMounts struct {
+	*countingMounts
+	hang chan struct{}
+}
+
+func (m *hangingMounts) Unmount(export) error { <-m.hang; return nil }
