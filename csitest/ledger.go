@@ -120,14 +120,24 @@ func (c *Case) cleanup(ctx context.Context) (left []string) {
 			left = append(left, fmt.Sprintf("what was asked for as %q: %v", volumeOf(m), err))
 		}
 	}
+	uncertains := len(left)
+	var all []proto.Message
 	for _, group := range []map[string]proto.Message{
 		c.ledger.published, c.ledger.staged, c.ledger.attached, c.ledger.groups, c.ledger.snapshots, c.ledger.volumes,
 	} {
-		for _, m := range c.ledger.take(group) {
-			if err := c.undo(ctx, m); err != nil && status.Code(err) != codes.NotFound {
+		all = append(all, c.ledger.take(group)...)
+	}
+	// What something was made from may have to stay until that is gone: again, while it helps.
+	for before := len(all) + 1; len(all) < before; {
+		before, left = len(all), left[:uncertains]
+		all = slices.DeleteFunc(all, func(m proto.Message) bool {
+			err := c.undo(ctx, m)
+			gone := err == nil || status.Code(err) == codes.NotFound
+			if !gone {
 				left = append(left, fmt.Sprintf("%s %s: %v", m.ProtoReflect().Descriptor().Name(), requestJSON(m), err))
 			}
-		}
+			return gone
+		})
 	}
 	return left
 }

@@ -98,12 +98,14 @@ var groupRules = []Rule{
 		Needs: needs(createVolume, groupService, listSnapshots),
 		check: func(c *Case) {
 			g := c.group(c.volume(), c.volume())
-			for _, s := range g.GetSnapshots() {
-				got := snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId())
-				if got.GetGroupSnapshotId() != s.GetGroupSnapshotId() || got == nil {
-					c.fail("snapshot "+s.GetSnapshotId()+" of group "+g.GetGroupSnapshotId(), "%s", requestJSON(got))
+			c.eventually(func() {
+				for _, s := range g.GetSnapshots() {
+					got := snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId())
+					if got.GetGroupSnapshotId() != s.GetGroupSnapshotId() || got == nil {
+						c.fail("snapshot "+s.GetSnapshotId()+" of group "+g.GetGroupSnapshotId(), "%s", requestJSON(got))
+					}
 				}
-			}
+			})
 		},
 	},
 	{
@@ -152,14 +154,16 @@ var groupRules = []Rule{
 			for range 2 {
 				send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g)).ok()
 			}
-			for _, s := range g.GetSnapshots() {
-				if c.has(listSnapshots) && len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()})) > 0 {
-					c.fail("no member of a deleted group in ListSnapshots", "%s", requestJSON(s))
+			c.eventually(func() {
+				for _, s := range g.GetSnapshots() {
+					if c.has(listSnapshots) && len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()})) > 0 {
+						c.fail("no member of a deleted group in ListSnapshots", "%s", requestJSON(s))
+					}
+					if c.has(getSnapshot) {
+						send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()}).wants(codes.NotFound)
+					}
 				}
-				if c.has(getSnapshot) {
-					send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()}).wants(codes.NotFound)
-				}
-			}
+			})
 			send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g)).wants(codes.NotFound)
 		},
 	},
@@ -199,9 +203,11 @@ var groupRules = []Rule{
 			if !c.has(listSnapshots) {
 				return
 			}
-			if there := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: id})) > 0; there == (a.Err == nil) {
-				a.wrong("a snapshot that is gone after OK, and there after INVALID_ARGUMENT; ListSnapshots has it: %t", there)
-			}
+			c.eventually(func() {
+				if there := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: id})) > 0; there == (a.Err == nil) {
+					a.wrong("a snapshot that is gone after OK, and there after INVALID_ARGUMENT; ListSnapshots has it: %t", there)
+				}
+			})
 		},
 	},
 	{

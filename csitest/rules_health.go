@@ -115,11 +115,13 @@ var healthRules = []Rule{
 		check: func(c *Case) {
 			v := c.volume()
 			v.delete()
-			for _, h := range c.listHealth(0) {
-				if h.GetVolumeId() == v.id {
-					c.fail("no deleted volume in the list", "%s", requestJSON(h))
+			c.eventually(func() {
+				for _, h := range c.listHealth(0) {
+					if h.GetVolumeId() == v.id {
+						c.fail("no deleted volume in the list", "%s", requestJSON(h))
+					}
 				}
-			}
+			})
 		},
 	},
 	{

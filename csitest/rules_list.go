@@ -1,7 +1,10 @@
 package csitest
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -33,6 +36,59 @@ func entryOf(all []*csi.ListVolumesResponse_Entry, id string) *csi.ListVolumesRe
 	return nil
 }
 
+// entry is the one of the volume. Without one there is nothing to compare, which is for
+// controller.list.complete to find.
+func (c *Case) entry(v *volume) (e *csi.ListVolumesResponse_Entry) {
+	for begin := time.Now(); e == nil; {
+		if e = entryOf(c.list(0), v.id); e == nil && !c.waits(begin) {
+			c.excuse("ListVolumes does not show the volume")
+		}
+	}
+	return e
+}
+
+// eventually runs a part of a rule again while it fails: what lists show may lag behind.
+func (c *Case) eventually(part func()) {
+	for begin := time.Now(); ; {
+		ended, failures := c.trial(part)
+		if len(failures) > 0 && c.waits(begin) {
+			continue
+		}
+		if c.failures = append(c.failures, failures...); ended != nil {
+			panic(ended)
+		}
+		return
+	}
+}
+
+// trial runs a part of a rule, and gives what ended it and its failures.
+func (c *Case) trial(part func()) (ended any, failures []Failure) {
+	before := c.failures
+	c.failures = nil
+	defer func() {
+		ended, failures, c.failures = recover(), c.failures, before
+	}()
+	part()
+	return nil, nil
+}
+
+// waits a moment, unless it has been waited for too long.
+func (c *Case) waits(begin time.Time) bool {
+	if time.Since(begin) > cmp.Or(c.run.cfg.patience, listPatience) {
+		return false
+	}
+	select {
+	case <-c.ctx.Done():
+		return false
+	case <-time.After(100 * time.Millisecond):
+		return true
+	}
+}
+
+// listPatience is how far a list may lag behind the calls that changed it. The
+// specification says nothing of it; stores that are distributed take a moment.
+const listPatience = 10 * time.Second
+
 var listRules = []Rule{
 	{
 		ID: "controller.list.complete", Level: Must, Spec: "ListVolumes",
@@ -42,13 +98,15 @@ var listRules = []Rule{
 		check: func(c *Case) {
 			kept, gone := c.volume(), c.volume()
 			gone.delete()
-			all := c.list(0)
-			if entryOf(all, kept.id) == nil {
-				c.error("volume "+kept.id+" in the list", "%d entries without it", len(all))
-			}
-			if entryOf(all, gone.id) != nil {
-				c.error("no deleted volume in the list", "%s is there", gone.id)
-			}
+			c.eventually(func() {
+				all := c.list(0)
+				if entryOf(all, kept.id) == nil {
+					c.error("volume "+kept.id+" in the list", "%d entries without it", len(all))
+				}
+				if entryOf(all, gone.id) != nil {
+					c.error("no deleted volume in the list", "%s is there", gone.id)
+				}
+			})
 		},
 	},
 	{
@@ -58,8 +116,8 @@ var listRules = []Rule{
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *Case) {
 			v := c.volume()
-			e := entryOf(c.list(0), v.id)
-			if got, want := e.GetVolume().GetCapacityBytes(), v.created.GetCapacityBytes(); e != nil && got != 0 && want != 0 && got != want {
+			e := c.entry(v)
+			if got, want := e.GetVolume().GetCapacityBytes(), v.created.GetCapacityBytes(); got != 0 && want != 0 && got != want {
 				c.fail("the capacity_bytes of CreateVolume", "CreateVolume said %d, ListVolumes says %d", want, got)
 			}
 		},
@@ -74,15 +132,17 @@ var listRules = []Rule{
 			for range 3 {
 				made = append(made, c.volume().id)
 			}
-			seen := map[string]int{}
-			for _, e := range c.list(1) {
-				seen[e.GetVolume().GetVolumeId()]++
-			}
-			for _, id := range made {
-				if seen[id] != 1 {
-					c.error("each volume once", "%s is %d times on the pages of one entry each", id, seen[id])
+			c.eventually(func() {
+				seen := map[string]int{}
+				for _, e := range c.list(1) {
+					seen[e.GetVolume().GetVolumeId()]++
 				}
-			}
+				for _, id := range made {
+					if seen[id] != 1 {
+						c.error("each volume once", "%s is %d times on the pages of one entry each", id, seen[id])
+					}
+				}
+			})
 		},
 	},
 	{
@@ -110,18 +170,18 @@ var listRules = []Rule{
 		Needs: needs(createVolume, attachVolume, listVolumes, publishedNodes),
 		check: func(c *Case) {
 			v := c.volume()
-			published := func() bool {
-				return slices.Contains(entryOf(c.list(0), v.id).GetStatus().GetPublishedNodeIds(), v.node)
+			published := func(want bool, when string) {
+				c.eventually(func() {
+					if slices.Contains(entryOf(c.list(0), v.id).GetStatus().GetPublishedNodeIds(), v.node) != want {
+						c.fail(fmt.Sprintf("published_node_ids with %s: %t", v.node, want), "the opposite %s", when)
+					}
+				})
 			}
-			if published() {
-				c.error("no node before ControllerPublishVolume", "%s is in published_node_ids", v.node)
-			}
-			if v.attach(); !published() {
-				c.error("the node after ControllerPublishVolume", "%s is not in published_node_ids", v.node)
-			}
-			if v.detach(); published() {
-				c.error("no node after ControllerUnpublishVolume", "%s is in published_node_ids", v.node)
-			}
+			published(false, "before ControllerPublishVolume")
+			v.attach()
+			published(true, "after ControllerPublishVolume")
+			v.detach()
+			published(false, "after ControllerUnpublishVolume")
 		},
 	},
 }

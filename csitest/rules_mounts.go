@@ -393,7 +393,13 @@ func (c *Case) growsOnNode(v *volume) {
 	if err != nil {
 		c.fail("a target with a size", "%v", err)
 	}
-	step(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+	if a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(want)); a.is(codes.FailedPrecondition) { // not while it is published
+		v.unpublish("a").unstage().detach()
+		step(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+		v.up("a")
+	} else if a.Err != nil {
+		step(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+	}
 	for range 2 {
 		a := send(c, c.Node.NodeExpandVolume, v.nodeExpandRequest("a", want))
 		a.wants(codes.OK, codes.FailedPrecondition)

@@ -109,9 +109,11 @@ var pagingRules = []Rule{
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *Case) {
 			v := c.volume()
-			if all := c.list(math.MaxInt32); entryOf(all, v.id) == nil {
-				c.fail("volume "+v.id+" in the list", "%d entries without it", len(all))
-			}
+			c.eventually(func() {
+				if all := c.list(math.MaxInt32); entryOf(all, v.id) == nil {
+					c.fail("volume "+v.id+" in the list", "%d entries without it", len(all))
+				}
+			})
 		},
 	},
 	{

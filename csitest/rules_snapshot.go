@@ -89,12 +89,14 @@ var snapshotRules = []Rule{
 		check: func(c *Case) {
 			v := c.volume()
 			s := v.snapshot()
-			for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: s.GetSnapshotId()}, {SourceVolumeId: v.id}} {
-				a := send(c, c.Controller.ListSnapshots, req)
-				if e := a.ok().GetEntries(); len(e) != 1 || e[0].GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
-					a.wrong("the snapshot %s alone", s.GetSnapshotId())
+			c.eventually(func() {
+				for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: s.GetSnapshotId()}, {SourceVolumeId: v.id}} {
+					a := send(c, c.Controller.ListSnapshots, req)
+					if e := a.ok().GetEntries(); len(e) != 1 || e[0].GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
+						a.wrong("the snapshot %s alone", s.GetSnapshotId())
+					}
 				}
-			}
+			})
 			for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: c.name()}, {SourceVolumeId: c.name()}} {
 				if a := send(c, c.Controller.ListSnapshots, req); len(a.ok().GetEntries()) > 0 {
 					a.wrong("no entry")

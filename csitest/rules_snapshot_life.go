@@ -103,8 +103,14 @@ var snapshotLifeRules = []Rule{
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *Case) {
 			s := c.volume().snapshot()
-			got := snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId())
-			if got != nil && (got.GetSourceVolumeId() != s.GetSourceVolumeId() || !proto.Equal(got.GetCreationTime(), s.GetCreationTime()) || got.GetSizeBytes() != s.GetSizeBytes()) {
+			var got *csi.Snapshot
+			for begin := time.Now(); got == nil; {
+				got = snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId())
+				if got == nil && !c.waits(begin) {
+					c.excuse("ListSnapshots does not show the snapshot")
+				}
+			}
+			if got.GetSourceVolumeId() != s.GetSourceVolumeId() || !proto.Equal(got.GetCreationTime(), s.GetCreationTime()) || got.GetSizeBytes() != s.GetSizeBytes() {
 				c.fail("source_volume_id, creation_time and size_bytes as in "+requestJSON(s), "%s", requestJSON(got))
 			}
 		},
@@ -118,15 +124,17 @@ var snapshotLifeRules = []Rule{
 			v := c.volume()
 			kept, gone := v.snapshot(), v.snapshot()
 			c.deleteSnapshot(gone.GetSnapshotId())
-			for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: gone.GetSnapshotId()}, {SourceVolumeId: v.id}, {}} {
-				all := c.listSnapshots(req)
-				if snapshotOf(all, gone.GetSnapshotId()) != nil {
-					c.fail("no deleted snapshot in the list", "%s is there for %s", gone.GetSnapshotId(), requestJSON(req))
+			c.eventually(func() {
+				for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: gone.GetSnapshotId()}, {SourceVolumeId: v.id}, {}} {
+					all := c.listSnapshots(req)
+					if snapshotOf(all, gone.GetSnapshotId()) != nil {
+						c.fail("no deleted snapshot in the list", "%s is there for %s", gone.GetSnapshotId(), requestJSON(req))
+					}
+					if req.GetSnapshotId() == "" && snapshotOf(all, kept.GetSnapshotId()) == nil {
+						c.fail("snapshot "+kept.GetSnapshotId()+" in the list", "%d entries without it for %s", len(all), requestJSON(req))
+					}
 				}
-				if req.GetSnapshotId() == "" && snapshotOf(all, kept.GetSnapshotId()) == nil {
-					c.fail("snapshot "+kept.GetSnapshotId()+" in the list", "%d entries without it for %s", len(all), requestJSON(req))
-				}
-			}
+			})
 		},
 	},
 	{
@@ -137,9 +145,11 @@ var snapshotLifeRules = []Rule{
 		check: func(c *Case) {
 			v, other := c.volume(), c.volume()
 			s := v.snapshot()
-			if n := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId(), SourceVolumeId: v.id})); n != 1 {
-				c.fail("the snapshot by its ID and its volume", "%d entries", n)
-			}
+			c.eventually(func() {
+				if n := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId(), SourceVolumeId: v.id})); n != 1 {
+					c.fail("the snapshot by its ID and its volume", "%d entries", n)
+				}
+			})
 			if n := len(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId(), SourceVolumeId: other.id})); n != 0 {
 				c.fail("no snapshot of another volume", "%d entries", n)
 			}
@@ -153,17 +163,19 @@ var snapshotLifeRules = []Rule{
 		check: func(c *Case) {
 			v := c.volume()
 			ids := []string{v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()}
-			for _, req := range []*csi.ListSnapshotsRequest{{MaxEntries: 1}, {MaxEntries: 2, SourceVolumeId: v.id}} {
-				seen := map[string]int{}
-				for _, s := range c.listSnapshots(req) {
-					seen[s.GetSnapshotId()]++
-				}
-				for _, id := range ids {
-					if seen[id] != 1 {
-						c.error("each snapshot once", "%s is %d times on the pages for %s", id, seen[id], requestJSON(req))
+			c.eventually(func() {
+				for _, req := range []*csi.ListSnapshotsRequest{{MaxEntries: 1}, {MaxEntries: 2, SourceVolumeId: v.id}} {
+					seen := map[string]int{}
+					for _, s := range c.listSnapshots(req) {
+						seen[s.GetSnapshotId()]++
+					}
+					for _, id := range ids {
+						if seen[id] != 1 {
+							c.error("each snapshot once", "%s is %d times on the pages for %s", id, seen[id], requestJSON(req))
+						}
 					}
 				}
-			}
+			})
 		},
 	},
 	{

@@ -194,7 +194,7 @@ func (s source) rules() []Rule {
 				data, was := v.fill("a"), v.total("a")
 				req := c.createRequest()
 				from(s.ofIdle(v, "a"))(c, req)
-				sized(&csi.CapacityRange{RequiredBytes: 4 * c.run.cfg.Size})(c, req)
+				sized(&csi.CapacityRange{RequiredBytes: 4 * max(c.run.cfg.Size, v.created.GetCapacityBytes())})(c, req)
 				a := send(c, c.Controller.CreateVolume, req)
 				if a.is(codes.OutOfRange) {
 					c.excuse("a volume cannot be larger than its source")

@@ -378,8 +378,10 @@ func (v *volume) stillAttached() {
 	req.Readonly = true
 	send(v.c, v.c.Controller.ControllerPublishVolume, req).wants(codes.AlreadyExists)
 	if v.c.has(listVolumes) && v.c.has(publishedNodes) {
-		if e := entryOf(v.c.list(0), v.id); !slices.Contains(e.GetStatus().GetPublishedNodeIds(), v.node) {
-			v.c.fail("node "+v.node+" in published_node_ids", "%s", requestJSON(e))
-		}
+		v.c.eventually(func() {
+			if e := entryOf(v.c.list(0), v.id); !slices.Contains(e.GetStatus().GetPublishedNodeIds(), v.node) {
+				v.c.fail("node "+v.node+" in published_node_ids", "%s", requestJSON(e))
+			}
+		})
 	}
 }

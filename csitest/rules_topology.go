@@ -215,8 +215,8 @@ var topologyRules = []Rule{
 		Needs: needs(createVolume, volumeTopology, listVolumes),
 		check: func(c *Case) {
 			v := c.volume()
-			e := entryOf(c.list(0), v.id)
-			if e != nil && !slices.EqualFunc(e.GetVolume().GetAccessibleTopology(), v.created.GetAccessibleTopology(), func(a, b *csi.Topology) bool { return proto.Equal(a, b) }) {
+			e := c.entry(v)
+			if !slices.EqualFunc(e.GetVolume().GetAccessibleTopology(), v.created.GetAccessibleTopology(), func(a, b *csi.Topology) bool { return proto.Equal(a, b) }) {
 				c.fail("accessible_topology as in "+requestJSON(v.created), "%s", requestJSON(e.GetVolume()))
 			}
 		},

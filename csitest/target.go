@@ -71,6 +71,8 @@ type Config struct {
 	// Progress is called, from one goroutine at a time, when a rule begins and
 	// when it has ended.
 	Progress func(Progress)
+
+	patience time.Duration // of tests, in place of listPatience
 }
 
 // A Progress says how far a run is.

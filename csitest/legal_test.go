@@ -1,0 +1,372 @@
+package csitest
+
+import (
+	"context"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csitest/gate"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+// A driver that does as the specification allows, and otherwise than the reference.
+type legal struct {
+	name  string
+	unary grpc.UnaryServerInterceptor
+	lacks bool // it differs by what it lacks alone
+	plain bool // the reference does not mount such volumes
+	// config changes the run's, as a user would who knows the driver.
+	config func(*Config)
+}
+
+// No rule fails a driver for what the specification leaves to it.
+func TestLegal(t *testing.T) {
+	for _, kernel := range []bool{false, true} {
+		for _, l := range legalDrivers() {
+			if kernel && (l.plain || l.lacks && !torture) {
+				continue
+			}
+			name := l.name
+			if kernel {
+				name += ", mounted"
+			}
+			t.Run(name, func(t *testing.T) {
+				if kernel {
+					gate.UserNS(t)
+				}
+				t.Parallel()
+				target, cfg := reference(t, defect{unary: l.unary, kernel: kernel})
+				if l.config != nil {
+					l.config(&cfg)
+				}
+				report, err := Check(t.Context(), target, cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, x := range slices.Concat(report.With(Failed), report.With(Broken)) {
+					t.Errorf("%s: %s\n%s%v", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures)
+				}
+				for _, left := range report.NotCleaned {
+					t.Errorf("not cleaned: %s", left)
+				}
+			})
+		}
+	}
+}
+
+// Each run has drivers of its own: they remember.
+func legalDrivers() []legal {
+	return slices.Concat([]legal{
+		{name: "slow", unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			time.Sleep(5 * time.Millisecond)
+			return handler(ctx, req)
+		}},
+		{name: "ABORTED while another call for the object is under way", unary: oneAtATime()},
+		{name: "large extents", unary: largeExtents(256 << 20)},
+		{name: "raw block alone", plain: true, unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+			return slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return c.GetMount() != nil })
+		})},
+		{name: "file systems alone", unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+			return slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return c.GetBlock() != nil })
+		})},
+		{
+			name: "a parameter is required", config: func(c *Config) { c.Parameters = map[string]string{"iops": "7"} },
+			unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetName() != "" && r.GetParameters()["iops"] == "" }),
+		},
+		{
+			name: "secrets are required", config: func(c *Config) { c.Secrets = map[string]string{"password": "x"} },
+			unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if r, ok := req.(interface{ GetSecrets() map[string]string }); ok && r.GetSecrets()["password"] != "x" {
+					return nil, status.Error(codes.InvalidArgument, "who are you?")
+				}
+				return handler(ctx, req)
+			},
+		},
+		{name: "snapshots are not ready at once", unary: after(func() func(*csi.CreateSnapshotResponse) {
+			var mu sync.Mutex
+			asked := map[string]int{}
+			return func(r *csi.CreateSnapshotResponse) {
+				mu.Lock()
+				defer mu.Unlock()
+				asked[r.GetSnapshot().GetSnapshotId()]++
+				r.Snapshot.ReadyToUse = asked[r.GetSnapshot().GetSnapshotId()] > 1
+			}
+		}())},
+		{name: "no sizes", unary: chain(
+			volumeChanged(func(v *csi.Volume) { v.CapacityBytes = 0 }),
+			snapshotChanged(func(s *csi.Snapshot) { s.SizeBytes = 0 }),
+		)},
+		{name: "no contexts", unary: chain(
+			volumeChanged(func(v *csi.Volume) { v.VolumeContext = nil }),
+			after(func(r *csi.ControllerPublishVolumeResponse) { r.PublishContext = nil }),
+			after(func(r *csi.ControllerGetVolumeResponse) { r.Volume.VolumeContext = nil }),
+			after(func(r *csi.ListVolumesResponse) {
+				for _, e := range r.Entries {
+					e.Volume.VolumeContext = nil
+				}
+			}),
+		)},
+		{name: "small pages", unary: chain(
+			before(func(r *csi.ListVolumesRequest) { r.MaxEntries = cutPage(r.MaxEntries) }),
+			before(func(r *csi.ListSnapshotsRequest) { r.MaxEntries = cutPage(r.MaxEntries) }),
+		)},
+		{name: "snapshots and clones keep their source", unary: keepsSources()},
+		{name: "unknown parameters are ignored", unary: before(func(r *csi.CreateVolumeRequest) {
+			maps.DeleteFunc(r.Parameters, func(k, _ string) bool { return k != "iops" && k != "throughput" })
+		})},
+		{name: "expands while not published alone", unary: offlineExpansion()},
+		{name: "lists lag", unary: lagging(50 * time.Millisecond)},
+	}, withoutEach())
+}
+
+// oneAtATime refuses a call while another about the same object is under way.
+func oneAtATime() grpc.UnaryServerInterceptor {
+	var busy sync.Map
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		id := volumeOf(req.(proto.Message))
+		if _, other := busy.LoadOrStore(id, true); other && id != "" {
+			return nil, status.Error(codes.Aborted, "another call is under way")
+		}
+		defer busy.Delete(id)
+		time.Sleep(2 * time.Millisecond)
+		return handler(ctx, req)
+	}
+}
+
+// largeExtents makes volumes of a multiple of a size.
+func largeExtents(unit int64) grpc.UnaryServerInterceptor {
+	round := func(r *csi.CapacityRange) *csi.CapacityRange {
+		if r.GetRequiredBytes() <= 0 || r.GetRequiredBytes() > 1<<50 {
+			return r
+		}
+		r.RequiredBytes = (r.GetRequiredBytes() + unit - 1) / unit * unit
+		return r
+	}
+	tooSmall := func(r *csi.CapacityRange) bool {
+		l := r.GetLimitBytes()
+		return l > 0 && r.GetRequiredBytes() >= 0 && l >= r.GetRequiredBytes() && l/unit*unit < max(r.GetRequiredBytes(), 1)
+	}
+	return chain(
+		refusing(codes.OutOfRange, func(r *csi.CreateVolumeRequest) bool { return tooSmall(r.GetCapacityRange()) }),
+		before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetRequiredBytes() == 0 && r.GetCapacityRange().GetLimitBytes() > 0 {
+				r.CapacityRange.RequiredBytes = 1
+			}
+			r.CapacityRange = round(r.GetCapacityRange())
+		}),
+		instead(func(r *csi.ControllerExpandVolumeRequest) (proto.Message, error) {
+			if tooSmall(r.GetCapacityRange()) {
+				return nil, status.Error(codes.OutOfRange, "not between two extents")
+			}
+			return nil, nil
+		}),
+		before(func(r *csi.ControllerExpandVolumeRequest) { r.CapacityRange = round(r.GetCapacityRange()) }),
+		after(func(r *csi.GetCapacityResponse) {
+			if r.MinimumVolumeSize != nil {
+				r.MinimumVolumeSize.Value = unit
+			}
+		}))
+}
+
+func cutPage(n int32) int32 {
+	if n == 0 || n > 2 {
+		return 2
+	}
+	return n
+}
+
+// keepsSources refuses to delete what something was made from.
+func keepsSources() grpc.UnaryServerInterceptor {
+	var mu sync.Mutex
+	from := map[string]string{} // source by what was made of it
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch r := req.(type) {
+		case *csi.DeleteVolumeRequest, *csi.DeleteSnapshotRequest:
+			id := volumeOf(r.(proto.Message))
+			for _, source := range from {
+				if source == id && id != "" {
+					return nil, status.Error(codes.FailedPrecondition, "something depends on it")
+				}
+			}
+		}
+		resp, err := handler(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		switch r := req.(type) {
+		case *csi.DeleteVolumeRequest:
+			delete(from, r.GetVolumeId())
+		case *csi.DeleteSnapshotRequest:
+			delete(from, r.GetSnapshotId())
+		case *csi.DeleteVolumeGroupSnapshotRequest:
+			for _, id := range r.GetSnapshotIds() {
+				delete(from, id)
+			}
+		case *csi.CreateVolumeRequest:
+			if s := r.GetVolumeContentSource(); s != nil {
+				from[resp.(*csi.CreateVolumeResponse).GetVolume().GetVolumeId()] = s.GetSnapshot().GetSnapshotId() + s.GetVolume().GetVolumeId()
+			}
+		case *csi.CreateSnapshotRequest:
+			from[resp.(*csi.CreateSnapshotResponse).GetSnapshot().GetSnapshotId()] = r.GetSourceVolumeId()
+		case *csi.CreateVolumeGroupSnapshotRequest:
+			for _, s := range resp.(*csi.CreateVolumeGroupSnapshotResponse).GetGroupSnapshot().GetSnapshots() {
+				from[s.GetSnapshotId()] = s.GetSourceVolumeId()
+			}
+		}
+		return resp, nil
+	}
+}
+
+// offlineExpansion expands what is not published to a node.
+func offlineExpansion() grpc.UnaryServerInterceptor {
+	var mu sync.Mutex
+	at := map[string]bool{}
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r, ok := req.(*csi.ControllerExpandVolumeRequest); ok && at[r.GetVolumeId()] {
+			return nil, status.Error(codes.FailedPrecondition, "it is published")
+		}
+		resp, err := handler(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		switch r := req.(type) {
+		case *csi.ControllerPublishVolumeRequest:
+			at[r.GetVolumeId()] = true
+		case *csi.ControllerUnpublishVolumeRequest:
+			delete(at, r.GetVolumeId())
+		case *csi.GetPluginCapabilitiesRequest:
+			resp = proto.Clone(resp.(proto.Message))
+			for _, c := range resp.(*csi.GetPluginCapabilitiesResponse).GetCapabilities() {
+				if e := c.GetVolumeExpansion(); e != nil {
+					e.Type = csi.PluginCapability_VolumeExpansion_OFFLINE
+				}
+			}
+		}
+		return resp, nil
+	}
+}
+
+// lagging answers lists as they were a while ago.
+func lagging(lag time.Duration) grpc.UnaryServerInterceptor {
+	type state struct {
+		at   time.Time
+		resp proto.Message
+	}
+	var mu sync.Mutex
+	known := map[string]state{}
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		name := path.Base(info.FullMethod)
+		if !strings.HasPrefix(name, "List") {
+			return handler(ctx, req)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		key := name + req.(interface{ String() string }).String()
+		if was, ok := known[key]; ok && time.Since(was.at) < lag {
+			return was.resp, nil
+		}
+		resp, err := handler(ctx, req)
+		if err == nil {
+			known[key] = state{time.Now(), proto.Clone(resp.(proto.Message))}
+		}
+		return resp, err
+	}
+}
+
+// withoutEach are drivers that lack a capability, and those that need it.
+func withoutEach() (all []legal) {
+	for _, names := range [][]string{
+		{"PUBLISH_READONLY"}, {"LIST_VOLUMES_PUBLISHED_NODES"}, {"LIST_VOLUMES", "LIST_VOLUMES_PUBLISHED_NODES"}, {"GET_CAPACITY"},
+		{"CREATE_DELETE_SNAPSHOT", "LIST_SNAPSHOTS", "GET_SNAPSHOT", "CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", "SNAPSHOT_METADATA_SERVICE"},
+		{"LIST_SNAPSHOTS"}, {"GET_SNAPSHOT"}, {"CLONE_VOLUME"}, {"EXPAND_VOLUME", "VOLUME_EXPANSION"}, {"GET_VOLUME"}, {"MODIFY_VOLUME"},
+		{"GET_VOLUME_HEALTH", "LIST_VOLUME_HEALTH"}, {"LIST_VOLUME_HEALTH"}, {"GET_VOLUME_STATS"}, {"SINGLE_NODE_MULTI_WRITER"},
+		{"VOLUME_MOUNT_GROUP"}, {"GET_STORAGE_HEALTH"}, {"VOLUME_ACCESSIBILITY_CONSTRAINTS"},
+		{"SNAPSHOT_METADATA_SERVICE"},
+	} {
+		all = append(all, legal{name: "without " + names[0], lacks: true, unary: withoutCapabilities(names...)})
+	}
+	return all
+}
+
+// withoutCapabilities does not report them, and does not have their RPCs.
+func withoutCapabilities(names ...string) grpc.UnaryServerInterceptor {
+	gone := func(name string) bool { return slices.Contains(names, name) }
+	return chain(
+		after(func(r *csi.GetPluginCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.PluginCapability) bool {
+				return gone(c.GetService().GetType().String()) || c.GetVolumeExpansion() != nil && gone("VOLUME_EXPANSION")
+			})
+		}),
+		after(func(r *csi.ControllerGetCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.ControllerServiceCapability) bool { return gone(c.GetRpc().GetType().String()) })
+		}),
+		after(func(r *csi.NodeGetCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.NodeServiceCapability) bool { return gone(c.GetRpc().GetType().String()) })
+		}),
+		after(func(r *csi.GroupControllerGetCapabilitiesResponse) {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.GroupControllerServiceCapability) bool { return gone(c.GetRpc().GetType().String()) })
+		}),
+		after(func(r *csi.ListVolumesResponse) {
+			for _, e := range r.Entries {
+				if gone("LIST_VOLUMES_PUBLISHED_NODES") {
+					e.Status = nil
+				}
+				if gone("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
+					e.Volume.AccessibleTopology = nil
+				}
+			}
+		}),
+		after(func(r *csi.ControllerGetVolumeResponse) {
+			if gone("LIST_VOLUMES_PUBLISHED_NODES") {
+				r.Status = &csi.ControllerGetVolumeResponse_VolumeStatus{}
+			}
+			if gone("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
+				r.Volume.AccessibleTopology = nil
+			}
+		}),
+		volumeChanged(func(v *csi.Volume) {
+			if gone("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
+				v.AccessibleTopology = nil
+			}
+		}),
+		after(func(r *csi.NodeGetInfoResponse) {
+			if gone("VOLUME_ACCESSIBILITY_CONSTRAINTS") {
+				r.AccessibleTopology = nil
+			}
+		}),
+		refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+			s := r.GetVolumeContentSource()
+			return gone("CLONE_VOLUME") && s.GetVolume() != nil || gone("CREATE_DELETE_SNAPSHOT") && s.GetSnapshot() != nil ||
+				gone("MODIFY_VOLUME") && len(r.GetMutableParameters()) > 0 ||
+				gone("SINGLE_NODE_MULTI_WRITER") && slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool {
+					return c.GetAccessMode().GetMode() == multiWriter || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+				})
+		}),
+		func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			for _, r := range rpcs {
+				if r.method != path.Base(info.FullMethod) {
+					continue
+				}
+				if !slices.ContainsFunc(r.by, func(n Need) bool {
+					_, name, ok := strings.Cut(n.Text, ".")
+					return !ok || !gone(name)
+				}) {
+					return nil, status.Error(codes.Unimplemented, "not there")
+				}
+			}
+			return handler(ctx, req)
+		})
+}
