@@ -3,6 +3,7 @@
 package crash
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,6 +39,9 @@ type Process struct {
 	ended  bool  // no signal may be sent any more
 	err    error // why tracing failed
 
+	// By thread: whether it stops at its calls, and whether Arm has stopped it.
+	watched, kicked map[int]bool
+
 	failing map[int]syscall.Errno // by thread, between entry and exit; the tracer's
 }
 
@@ -59,7 +64,7 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	}
 	cmd.SysProcAttr = &attr
 
-	p := &Process{cmd: cmd, tree: c.tree, reads: c.reads, done: make(chan struct{}), failing: map[int]syscall.Errno{}}
+	p := &Process{cmd: cmd, tree: c.tree, reads: c.reads, done: make(chan struct{}), watched: map[int]bool{}, kicked: map[int]bool{}, failing: map[int]syscall.Errno{}}
 	p.wait = sync.OnceValue(p.waitOnce)
 	started := make(chan error)
 	go func() {
@@ -94,8 +99,54 @@ func (p *Process) ArmFailure(n int, errno syscall.Errno) { p.arm(n, errno) }
 
 func (p *Process) arm(n int, errno syscall.Errno) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.armed, p.at, p.errno, p.failed, p.calls, p.waits = true, n, errno, false, nil, map[int]string{}
+	threads := p.kick()
+	p.mu.Unlock()
+	for p.unwatched(threads) {
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// While nothing is counted the threads run free: to stop at every call costs a Go
+// program several times what it does itself. kick stops those that do, so that they are
+// watched from then on. It is called with mu held.
+func (p *Process) kick() (kicked []int) {
+	if p.ended {
+		return nil
+	}
+	pid := p.cmd.Process.Pid
+	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)) // none: it has ended
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err != nil || p.watched[tid] {
+			continue
+		}
+		p.kicked[tid] = true
+		if unix.Tgkill(pid, tid, unix.SIGSTOP) == nil {
+			kicked = append(kicked, tid)
+		}
+	}
+	return kicked
+}
+
+// unwatched tells whether one of the threads may still make a call that is not seen. One
+// that waits in the kernel does not: it stops before it is back.
+func (p *Process) unwatched(threads []int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.ended && slices.ContainsFunc(threads, func(tid int) bool {
+		return !p.watched[tid] && threadState(p.cmd.Process.Pid, tid) == "R"
+	})
+}
+
+// threadState is a letter, as proc_pid_stat(5) has them; empty for a thread that ended.
+func threadState(pid, tid int) string {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if err != nil || len(fields) == 0 {
+		return ""
+	}
+	return fields[0]
 }
 
 // Disarm ends counting and keeps what was counted.
@@ -237,7 +288,7 @@ func (p *Process) start() error {
 	if err := unix.PtraceSetOptions(pid, options); err != nil {
 		return fail(os.NewSyscallError("ptrace", err))
 	}
-	if err := unix.PtraceSyscall(pid, 0); err != nil {
+	if err := unix.PtraceCont(pid, 0); err != nil {
 		return fail(os.NewSyscallError("ptrace", err))
 	}
 	return nil
@@ -275,7 +326,7 @@ func (p *Process) trace() error {
 		}
 		if !status.Stopped() {
 			delete(threads, pid)
-			delete(p.failing, pid)
+			p.forget(pid)
 			continue
 		}
 		deliver := 0
@@ -283,19 +334,48 @@ func (p *Process) trace() error {
 		case sig == unix.SIGTRAP|0x80:
 			err = p.systemCall(pid)
 		case sig == unix.SIGTRAP && status.TrapCause() > 0: // a ptrace event
-		case sig == unix.SIGSTOP && !threads[pid]: // how a new thread reports
+		case sig == unix.SIGSTOP && (p.wasKicked(pid) || !threads[pid]): // or how a new thread reports
 		default:
 			deliver = int(sig)
 		}
 		threads[pid] = true
 		if err == nil {
-			err = unix.PtraceSyscall(pid, deliver)
+			err = p.resume(pid, deliver)
 		}
 		if err != nil && !errors.Is(err, unix.ESRCH) { // which is: killed meanwhile
 			p.Kill()
 			return os.NewSyscallError("ptrace", err)
 		}
 	}
+}
+
+// resume lets a thread go on: to its next call if that is of interest.
+func (p *Process) resume(tid, signal int) error {
+	p.mu.Lock()
+	_, failing := p.failing[tid]
+	watch := p.armed && !p.killed || failing
+	p.watched[tid] = watch
+	p.mu.Unlock()
+	if watch {
+		return unix.PtraceSyscall(tid, signal)
+	}
+	return unix.PtraceCont(tid, signal)
+}
+
+func (p *Process) wasKicked(tid int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	was := p.kicked[tid]
+	delete(p.kicked, tid)
+	return was
+}
+
+func (p *Process) forget(tid int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.failing, tid)
+	delete(p.watched, tid)
+	delete(p.kicked, tid)
 }
 
 // systemCall looks at the call on whose entry or exit thread tid has stopped, and
