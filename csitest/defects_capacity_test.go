@@ -66,6 +66,7 @@ var capacityDefects = []defect{
 	},
 	{
 		breaks: "controller.capacity.unsupported-capability", does: "volume_capabilities are not looked at",
+		also:  because("it asks with a mode that is not known", "hostile.enum"),
 		unary: before(func(r *csi.GetCapacityRequest) { r.VolumeCapabilities = nil }),
 	},
 	{

@@ -74,7 +74,7 @@ var hostileDefects = []defect{
 	{
 		breaks: "hostile.enum", does: "NodePublishVolume takes a mode that is not known",
 		unary: before(func(r *csi.NodePublishVolumeRequest) {
-			if m := r.GetVolumeCapability().GetAccessMode(); m.GetMode() == 999 {
+			if m := r.GetVolumeCapability().GetAccessMode(); m.GetMode() == unknownMode {
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
@@ -154,7 +154,7 @@ var hostileDefects = []defect{
 				return err
 			})
 		}(),
-		also: map[string]string{"socket.alone": "the mounts are beside the socket"},
+		also: map[string]string{"socket.alone": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
 	},
 	func() defect {
 		var mu sync.Mutex

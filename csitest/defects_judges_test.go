@@ -123,21 +123,21 @@ var responseDefects = []defect{
 	}), also: map[string]string{
 		"response.metadata-order": "a block that lies at the end comes early", "response.metadata-count": "it is one too many",
 	}, rules: streams},
-	{breaks: "response.metadata-type", does: "another type in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+	{breaks: "response.metadata-type", rules: streams, does: "another type in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		if n == 1 {
 			r.BlockMetadataType = csi.BlockMetadataType_VARIABLE_LENGTH
 		}
 	})},
-	{breaks: "response.metadata-capacity", does: "another size in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+	{breaks: "response.metadata-capacity", rules: streams, does: "another size in the second message", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		r.VolumeCapacityBytes += int64(n)
 	}), also: because("the last message has another size", "snapshot.metadata.delta-within-allocated")},
 	{breaks: "response.metadata-order", does: "the same block again", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata = append(r.BlockMetadata, r.BlockMetadata[0])
 	}), also: because("it is one too many", "response.metadata-count"), rules: streams},
-	{breaks: "response.metadata-start", does: "it always begins at the beginning", stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	{breaks: "response.metadata-start", rules: streams, does: "it always begins at the beginning", stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		return handler(srv, &fromStart{ss})
 	}},
-	{breaks: "response.metadata-length", does: "a shorter second block", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
+	{breaks: "response.metadata-length", rules: streams, does: "a shorter second block", stream: allocated(func(n int, r *csi.GetMetadataAllocatedResponse) {
 		r.BlockMetadata[0].SizeBytes -= int64(n)
 	}), also: because("the second block is a shorter one when the stream begins there", "snapshot.metadata.resumes")},
 	{breaks: "response.metadata-count", does: "four blocks where two are asked for", stream: allocated(func(_ int, r *csi.GetMetadataAllocatedResponse) {

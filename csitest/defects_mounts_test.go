@@ -71,6 +71,7 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.stage.after-cancel", does: "a volume whose staging was cancelled cannot be staged",
+		mayAlso: because("a kill drops calls, too", "restart.publish-under-way"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var stuck sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -51,6 +51,7 @@ const repeatsToo = "it repeats the call"
 var nodeDefects = []defect{
 	{
 		breaks: "node.stage.idempotent", does: "the second stage fails",
+		mayAlso: because(repeatsToo, "restart.publish-under-way"),
 		unary: secondFails(func(r *csi.NodeStageVolumeRequest) string { return r.GetVolumeId() }, func(req any) string {
 			r, _ := req.(*csi.NodeUnstageVolumeRequest)
 			return r.GetVolumeId()
@@ -72,6 +73,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
+		mayAlso: because(repeatsToo, "restart.publish-under-way"),
 		unary: secondFails(func(r *csi.NodePublishVolumeRequest) string {
 			if r.GetReadonly() {
 				return ""
@@ -98,6 +100,8 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.publish.makes-target", does: "the target is a file",
+		mayAlso: because("the file is made after the call was given up, and undone", "node.stage.after-cancel", "restart.publish-under-way"),
+		leaves:  "the file may be made after the call was undone",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			resp, err := handler(ctx, req)
 			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
@@ -115,7 +119,7 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.publish.second-target", does: "a second target is published",
 		unary: before(func(r *csi.NodePublishVolumeRequest) {
-			if m := r.GetVolumeCapability().GetAccessMode(); m != nil {
+			if m := r.GetVolumeCapability().GetAccessMode(); m != nil && m.Mode != unknownMode {
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
@@ -124,7 +128,7 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.publish.many-targets", does: "no second target for many writers",
 		unary: before(func(r *csi.NodePublishVolumeRequest) {
-			if m := r.GetVolumeCapability().GetAccessMode(); m != nil {
+			if m := r.GetVolumeCapability().GetAccessMode(); m != nil && m.Mode != unknownMode {
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 			}
 		}),
@@ -132,6 +136,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",
+		mayAlso: because("the call was given up before it came", "node.stage.after-cancel", "restart.publish-under-way"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var published sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -157,7 +162,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: map[string]string{"node.stage.after-cancel": "it looks at the target"},
+		also: because("it looks at the target", "node.stage.after-cancel", "restart.publish-under-way"),
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",
@@ -213,6 +218,7 @@ var kernelDefects = []defect{
 	},
 	{
 		breaks: "node.publish.repeat-mounts-once", does: "every call mounts", kernel: true,
+		mayAlso: because("the call that was killed has mounted", "restart.publish-under-way"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
 			times := map[string]int{}
@@ -297,9 +303,9 @@ var restartDefects = []defect{
 	},
 	func() defect {
 		var mu sync.Mutex
-		dropped, half := map[string]bool{}, map[string]bool{} // calls by their targets
+		seen, dropped, half := map[string]bool{}, map[string]bool{}, map[string]bool{} // volumes, and calls by their targets
 		return defect{
-			breaks: "restart.publish-under-way", does: "what was under way when it was killed cannot be published",
+			breaks: "restart.publish-under-way", does: "what was under way when it was killed cannot be published", only: true,
 			forgets: func(*refdriver.State) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -310,9 +316,15 @@ var restartDefects = []defect{
 				if !ok || r.GetTargetPath() == "" {
 					return handler(ctx, req)
 				}
-				select {
-				case <-ctx.Done():
-				case <-time.After(10 * time.Millisecond): // slow, so that it is killed meanwhile
+				mu.Lock()
+				again := seen[r.GetVolumeId()]
+				seen[r.GetVolumeId()] = true
+				mu.Unlock()
+				if !again { // slow, so that it is killed meanwhile
+					select {
+					case <-ctx.Done():
+					case <-time.After(250 * time.Millisecond):
+					}
 				}
 				mu.Lock()
 				defer mu.Unlock()

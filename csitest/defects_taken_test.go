@@ -180,7 +180,7 @@ var takenDefects = []defect{
 		unary: before(func() func(*csi.ControllerPublishVolumeRequest) {
 			var first sync.Map
 			return func(r *csi.ControllerPublishVolumeRequest) {
-				if r.GetVolumeCapability().GetAccessMode() == nil {
+				if m := r.GetVolumeCapability().GetAccessMode(); m == nil || m.Mode == unknownMode {
 					return
 				}
 				was, _ := first.LoadOrStore(r.GetVolumeId(), r.GetVolumeCapability().GetAccessMode())

@@ -175,9 +175,10 @@ var createDefects = []defect{
 	},
 	{
 		breaks: "controller.create.bad-capability", does: "an access mode that is not known is taken",
+		also: because("it sends one, too", "hostile.enum"),
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			for _, c := range r.VolumeCapabilities {
-				if c.GetAccessMode().GetMode() == 999 {
+				if c.GetAccessMode().GetMode() == unknownMode {
 					c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 				}
 			}

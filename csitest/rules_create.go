@@ -146,7 +146,7 @@ var createRules = []Rule{
 				func(v *csi.VolumeCapability) { v.AccessType = nil },
 				func(v *csi.VolumeCapability) { v.AccessMode = nil },
 				func(v *csi.VolumeCapability) { v.AccessMode.Mode = csi.VolumeCapability_AccessMode_UNKNOWN },
-				func(v *csi.VolumeCapability) { v.AccessMode.Mode = 999 },
+				func(v *csi.VolumeCapability) { v.AccessMode.Mode = unknownMode },
 			} {
 				req := c.createRequest()
 				change(req.VolumeCapabilities[0])

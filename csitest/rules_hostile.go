@@ -85,7 +85,7 @@ var hostileRules = []Rule{
 		check: func(c *Case) {
 			v := c.volume()
 			unknown := v.capability()
-			unknown.AccessMode.Mode = 999
+			unknown.AccessMode.Mode = unknownMode
 			both := []*csi.VolumeCapability{v.capability(), unknown}
 			refused := []codes.Code{codes.InvalidArgument, codes.FailedPrecondition}
 			create := c.createRequest()
@@ -216,6 +216,9 @@ var hostileRules = []Rule{
 		},
 	},
 }
+
+// unknownMode is an access mode that no version of CSI has.
+const unknownMode csi.VolumeCapability_AccessMode_Mode = 999
 
 // How many volumes come and go; a leak shows that often. killCycles are fewer, since the
 // driver is killed several times in each.
