@@ -104,12 +104,12 @@ var tortureDefects = []struct {
 	{name: "lets another node have it", defect: defect{unary: before(func(r *csi.ControllerPublishVolumeRequest) {
 		r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 	})}},
-	{name: "loses the last write", words: "is blank", defect: defect{kernel: true, unary: before(func(r *csi.NodeUnstageVolumeRequest) {
+	{name: "loses the last write", words: "other data", defect: defect{kernel: true, unary: before(func(r *csi.NodeUnstageVolumeRequest) {
 		if newest := newestIn(r.GetStagingTargetPath()); newest != "" {
 			_ = os.Remove(newest) // what is missed is found
 		}
 	})}},
-	{name: "damages a snapshot", words: "is blank", defect: defect{kernel: true, copied: func(_, to string) {
+	{name: "damages a snapshot", words: "other data", defect: defect{kernel: true, copied: func(_, to string) {
 		if newest := newestIn(to); newest != "" && strings.Contains(to, "snapshot") {
 			_ = os.WriteFile(newest, make([]byte, slotSize), 0o600)
 		}
