@@ -64,6 +64,15 @@
 // xfs_growfs (xfsprogs) for xfs; mkfs.btrfs and btrfs (btrfs-progs) for btrfs;
 // mount.<type> for shares, such as mount.nfs (nfs-common).
 //
+// # xfs
+//
+// For up to half a minute after xfs has grown while mounted, its new size stands in its
+// log alone. If the machine dies then, or a snapshot is cut of it, and the log speaks of
+// the new part too, Linux may be unable to replay it (commit a798011c8fd4 says so, and it
+// was seen with 6.18): staging is KindInternal with "structure needs cleaning", until
+// an operator runs xfs_repair. Where snapshots are cut of mounted xfs, wait that long
+// after an expansion, or freeze and thaw the file system before.
+//
 // # btrfs
 //
 // A volume is the whole of one btrfs on one device: of more devices it is refused,
