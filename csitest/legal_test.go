@@ -124,6 +124,7 @@ func legalDrivers() []legal {
 			maps.DeleteFunc(r.Parameters, func(k, _ string) bool { return k != "iops" && k != "throughput" })
 		})},
 		{name: "expands while not published alone", unary: offlineExpansion()},
+		{name: "copies what is not published alone", unary: offlineCopies()},
 		{name: "lists lag", unary: lagging(50 * time.Millisecond)},
 	}, withoutEach())
 }
@@ -228,14 +229,14 @@ func keepsSources() grpc.UnaryServerInterceptor {
 	}
 }
 
-// offlineExpansion expands what is not published to a node.
-func offlineExpansion() grpc.UnaryServerInterceptor {
+// unpublished refuses requests about volumes that are published to a node.
+func unpublished(volumes func(req any) []string) grpc.UnaryServerInterceptor {
 	var mu sync.Mutex
 	at := map[string]bool{}
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if r, ok := req.(*csi.ControllerExpandVolumeRequest); ok && at[r.GetVolumeId()] {
+		if slices.ContainsFunc(volumes(req), func(id string) bool { return at[id] }) {
 			return nil, status.Error(codes.FailedPrecondition, "it is published")
 		}
 		resp, err := handler(ctx, req)
@@ -247,16 +248,40 @@ func offlineExpansion() grpc.UnaryServerInterceptor {
 			at[r.GetVolumeId()] = true
 		case *csi.ControllerUnpublishVolumeRequest:
 			delete(at, r.GetVolumeId())
-		case *csi.GetPluginCapabilitiesRequest:
-			resp = proto.Clone(resp.(proto.Message))
-			for _, c := range resp.(*csi.GetPluginCapabilitiesResponse).GetCapabilities() {
-				if e := c.GetVolumeExpansion(); e != nil {
-					e.Type = csi.PluginCapability_VolumeExpansion_OFFLINE
-				}
-			}
 		}
 		return resp, nil
 	}
+}
+
+// offlineExpansion expands what is not published to a node.
+func offlineExpansion() grpc.UnaryServerInterceptor {
+	return chain(after(func(r *csi.GetPluginCapabilitiesResponse) {
+		for _, c := range r.GetCapabilities() {
+			if e := c.GetVolumeExpansion(); e != nil {
+				e.Type = csi.PluginCapability_VolumeExpansion_OFFLINE
+			}
+		}
+	}), unpublished(func(req any) []string {
+		if r, ok := req.(*csi.ControllerExpandVolumeRequest); ok {
+			return []string{r.GetVolumeId()}
+		}
+		return nil
+	}))
+}
+
+// offlineCopies makes snapshots and clones of what is not published to a node.
+func offlineCopies() grpc.UnaryServerInterceptor {
+	return unpublished(func(req any) []string {
+		switch r := req.(type) {
+		case *csi.CreateSnapshotRequest:
+			return []string{r.GetSourceVolumeId()}
+		case *csi.CreateVolumeGroupSnapshotRequest:
+			return r.GetSourceVolumeIds()
+		case *csi.CreateVolumeRequest:
+			return []string{r.GetVolumeContentSource().GetVolume().GetVolumeId()}
+		}
+		return nil
+	})
 }
 
 // lagging answers lists as they were a while ago.

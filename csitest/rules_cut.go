@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 )
 
 // A journal is a ring of records on a disk. Each is on the disk before the next is
@@ -139,6 +140,14 @@ func (c *Case) inOrder(j journals) {
 	}
 }
 
+// notInUse ends the rule if that is the answer: who cannot make one cut of volumes that
+// are written refuses, and no CO gets a mixture.
+func (c *Case) notInUse(call *Call) {
+	if call.Code() == codes.FailedPrecondition {
+		c.excuse("no copy is made of what is in use: %s", call.responseText())
+	}
+}
+
 var cutRules = []Rule{
 	{
 		ID: "snapshot.cut.order", Level: Must, Spec: "CreateSnapshot",
@@ -151,7 +160,11 @@ var cutRules = []Rule{
 			j := journals{{path: v.disk("a")}, {path: v.disk("a"), at: ringSize}}
 			for range 3 {
 				var snap *csi.Snapshot
-				c.during(&j, func() { snap = v.snapshot() })
+				c.during(&j, func() {
+					req := v.snapshotRequest()
+					c.notInUse(send(c, c.Controller.CreateSnapshot, req).Call)
+					snap = c.snapshotOf(req)
+				})
 				restored := c.volume(from(snapshotSource(snap.GetSnapshotId()))).up("b")
 				c.inOrder(journals{{path: restored.disk("b")}, {path: restored.disk("b"), at: ringSize}})
 				restored.unpublish("b").unstage().detach()
@@ -169,7 +182,11 @@ var cutRules = []Rule{
 			j := journals{{path: one.disk("a")}, {path: two.disk("a2")}}
 			for range 3 {
 				var g *csi.VolumeGroupSnapshot
-				c.during(&j, func() { g = c.group(one, two) })
+				c.during(&j, func() {
+					req := c.groupRequest(one, two)
+					c.notInUse(send(c, c.Group.CreateVolumeGroupSnapshot, req).Call)
+					g = c.groupOf(req)
+				})
 				var restored [2]*volume
 				var copies journals
 				for i, v := range []*volume{one, two} {
@@ -195,10 +212,7 @@ var cutRules = []Rule{
 			c.during(&j, func() {
 				req := c.createRequest()
 				from(volumeSource(v.id))(c, req)
-				a := send(c, c.Controller.CreateVolume, req)
-				if a.Err != nil && !uncertain(a.Err) {
-					c.excuse("a volume that is in use cannot be cloned: %s", a.Code())
-				}
+				c.notInUse(send(c, c.Controller.CreateVolume, req).Call)
 				clone = c.volumeOf(req, step(c, c.Controller.CreateVolume, req).GetVolume())
 			})
 			clone.up("b")

@@ -239,7 +239,10 @@ func (c *Case) groupRequest(volumes ...*volume) *csi.CreateVolumeGroupSnapshotRe
 
 // group makes one and waits until it is ready to use.
 func (c *Case) group(volumes ...*volume) *csi.VolumeGroupSnapshot {
-	req := c.groupRequest(volumes...)
+	return c.groupOf(c.groupRequest(volumes...))
+}
+
+func (c *Case) groupOf(req *csi.CreateVolumeGroupSnapshotRequest) *csi.VolumeGroupSnapshot {
 	for {
 		g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
 		if g.GetReadyToUse() {

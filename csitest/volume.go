@@ -296,16 +296,17 @@ func (v *volume) snapshotRequest() *csi.CreateSnapshotRequest {
 }
 
 // snapshot makes one and waits until it is ready to use.
-func (v *volume) snapshot() *csi.Snapshot {
-	req := v.snapshotRequest()
+func (v *volume) snapshot() *csi.Snapshot { return v.c.snapshotOf(v.snapshotRequest()) }
+
+func (c *Case) snapshotOf(req *csi.CreateSnapshotRequest) *csi.Snapshot {
 	for {
-		s := step(v.c, v.c.Controller.CreateSnapshot, req).GetSnapshot()
+		s := step(c, c.Controller.CreateSnapshot, req).GetSnapshot()
 		if s.GetReadyToUse() {
 			return s
 		}
 		select {
-		case <-v.c.ctx.Done():
-			v.c.fail("ready_to_use within the rule's time", "snapshot %q is still not ready", s.GetSnapshotId())
+		case <-c.ctx.Done():
+			c.fail("ready_to_use within the rule's time", "snapshot %q is still not ready", s.GetSnapshotId())
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

@@ -25,46 +25,35 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// TestRules checks the driver as a program of its own, which is killed and started,
-// with everything that it can: two places, and pools that share blocks.
+// TestRules checks the driver with everything that it can, in one process and in two,
+// which are killed and started: two places, and pools that share blocks.
 func TestRules(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
-	dir := t.TempDir()
-	sockets := filepath.Join(dir, "s")
-	must(t, os.Mkdir(sockets, 0o700))
-	endpoint := "unix://" + filepath.Join(sockets, "csi.sock")
-	args := []string{"-endpoint", endpoint, "-node-id", "node", "-max-volumes", "12", "-topology", rack + "=r1"}
-	for _, r := range []string{"r1", "r2"} {
-		pool := filepath.Join(dir, r)
-		mountPool(t, pool, "xfs")
-		secondNode(t, pool, rack)
-		args = append(args, "-pool", r+"="+pool+","+rack+"="+r)
+	for _, split := range []bool{false, true} {
+		t.Run(fmt.Sprintf("split=%t", split), func(t *testing.T) {
+			p := newTwoPools(t, "xfs")
+			report, err := csitest.Check(t.Context(), p.target(t, split), csitest.Config{
+				Dir: p.dir, Size: 64 << 20, Kernel: true,
+				MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
+			})
+			must(t, err)
+			for _, x := range report.Results { // a SHOULD that fails is a failure here
+				if x.Outcome == csitest.Failed || x.Outcome == csitest.Broken {
+					t.Errorf("%s: %s\n%s%v", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures)
+				}
+			}
+			for _, left := range report.NotCleaned {
+				t.Errorf("left behind: %s", left)
+			}
+			for _, x := range report.With(csitest.NotRun) {
+				if split || x.Flag != "-controller-endpoint" {
+					t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
+				}
+			}
+			t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
+		})
 	}
-	report, err := csitest.Check(t.Context(), csitest.Target{
-		Endpoint:       endpoint,
-		Start:          func() *exec.Cmd { return gate.RoleCommand(t.Context(), "blockdriver", args...) },
-		SecondNode:     otherNode,
-		SecondTopology: map[string]string{rack: "r2"},
-	}, csitest.Config{
-		Dir: dir, Size: 64 << 20, Kernel: true,
-		MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
-	})
-	must(t, err)
-	for _, x := range report.Results { // a SHOULD that fails is a failure here
-		if x.Outcome == csitest.Failed || x.Outcome == csitest.Broken {
-			t.Errorf("%s: %s\n%s%v", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures)
-		}
-	}
-	for _, left := range report.NotCleaned {
-		t.Errorf("left behind: %s", left)
-	}
-	for _, x := range report.With(csitest.NotRun) {
-		if x.Flag != "-controller-endpoint" {
-			t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
-		}
-	}
-	t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
 }
 
 // What csitest lets a driver do later, when the volume is published again, is done while
@@ -124,7 +113,7 @@ func TestRulesTorture(t *testing.T) {
 		}
 		t.Run(fmt.Sprintf("%s,split=%t", cmp.Or(x.poolType, "plain"), x.split), func(t *testing.T) {
 			t.Parallel()
-			p := newTorturedPools(t, x.poolType)
+			p := newTwoPools(t, x.poolType)
 			target := p.target(t, x.split)
 			report, err := csitest.Torture(t.Context(), target, csitest.Config{
 				Dir: p.dir, Size: x.size, FSType: x.fsType, Kernel: true, MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
@@ -146,18 +135,19 @@ func TestRulesTorture(t *testing.T) {
 
 const rack = "topology.block.csikit.dev/rack"
 
-// torturedPools are two in different places.
-type torturedPools struct {
+// twoPools are in different places.
+type twoPools struct {
 	dir  string
 	args []string
 }
 
-func newTorturedPools(t *testing.T, poolType string) *torturedPools {
+func newTwoPools(t *testing.T, poolType string) *twoPools {
 	// Not t.TempDir, which has the test's name in it: a comma begins a pool's segments.
-	dir, err := os.MkdirTemp("", "torture")
+	dir, err := os.MkdirTemp("", "pools")
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	p := &torturedPools{dir: dir}
+	p := &twoPools{dir: dir}
+	must(t, os.Mkdir(filepath.Join(dir, "s"), 0o700)) // for the sockets alone
 	for _, r := range []string{"r1", "r2"} {
 		pool := filepath.Join(dir, r)
 		if poolType != "" {
@@ -172,9 +162,9 @@ func newTorturedPools(t *testing.T, poolType string) *torturedPools {
 }
 
 // target is the driver in one process, or in two.
-func (p *torturedPools) target(t *testing.T, split bool) csitest.Target {
+func (p *twoPools) target(t *testing.T, split bool) csitest.Target {
 	start := func(socket string, more ...string) (endpoint string, command func() *exec.Cmd) {
-		endpoint = "unix://" + filepath.Join(p.dir, socket)
+		endpoint = "unix://" + filepath.Join(p.dir, "s", socket)
 		args := slices.Concat([]string{"-endpoint", endpoint}, p.args, more)
 		return endpoint, func() *exec.Cmd { return gate.RoleCommand(context.WithoutCancel(t.Context()), "blockdriver", args...) }
 	}
@@ -189,7 +179,7 @@ func (p *torturedPools) target(t *testing.T, split bool) csitest.Target {
 }
 
 // checkEmpty: nothing is left in the pools, and nothing is wrong with them.
-func (p *torturedPools) checkEmpty(t *testing.T) {
+func (p *twoPools) checkEmpty(t *testing.T) {
 	if t.Failed() {
 		return
 	}
