@@ -70,26 +70,9 @@ var mountDefects = []defect{
 		}),
 	},
 	{
-		breaks: "node.stage.after-cancel", does: "a volume whose staging was cancelled cannot be staged",
+		breaks: "node.stage.after-cancel", does: "a volume whose staging was cancelled is half staged", only: true,
 		mayAlso: because("a kill drops calls, too", "restart.publish-under-way"),
-		unary: func() grpc.UnaryServerInterceptor {
-			var stuck sync.Map
-			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				r, ok := req.(*csi.NodeStageVolumeRequest)
-				if !ok {
-					return handler(ctx, req)
-				}
-				select {
-				case <-ctx.Done():
-					stuck.Store(r.GetVolumeId(), true)
-				case <-time.After(10 * time.Millisecond): // slow, so that there is something to cancel
-				}
-				if _, yes := stuck.Load(r.GetVolumeId()); yes {
-					return nil, status.Error(codes.Internal, "it is half staged")
-				}
-				return handler(ctx, req)
-			}
-		}(),
+		unary:   stuck((*csi.NodeStageVolumeRequest).GetVolumeId, false),
 	},
 	{
 		breaks: "node.publish.parallel", does: "INTERNAL while another pod's publish is under way",
@@ -106,7 +89,7 @@ var mountDefects = []defect{
 				defer busy.CompareAndDelete(r.GetVolumeId(), r.GetTargetPath())
 				select {
 				case <-ctx.Done(): // which frees the volume for the next call
-				case <-time.After(20 * time.Millisecond): // slow, so that the others come meanwhile
+				case <-time.After(100 * time.Millisecond): // slow, so that the others come meanwhile
 				}
 				return handler(ctx, req)
 			}

@@ -63,7 +63,10 @@ var notKept = map[string]string{
 
 // notAlways are rules that the driver keeps when it is quick, and why it promises no more.
 var notAlways = map[string]string{
-	"snapshot.cut.order": "a snapshot is a copy: of a directory that is in use it is no point in time",
+	"snapshot.cut.order": copyInUse,
+	"clone.cut.order":    copyInUse,
 }
+
+const copyInUse = "a snapshot or a clone is a copy: of a directory that is in use it is no point in time"
 
 const idOfName = "an ID follows from the name: what is made anew under it has the ID of what was deleted"
