@@ -116,12 +116,12 @@ func stuck[T any, M message[T]](key func(M) string, byDeadline bool) grpc.UnaryS
 // interrupted are the defects of one RPC.
 func interrupted[T any, M message[T]](prefix string, key func(M) string) []defect {
 	refusal := codes.FailedPrecondition
-	underWay := "the call that was given up is still under way"
+	underWay, undone := "the call that was given up is still under way", "a call that cleans up may be refused as well"
 	return []defect{
-		{breaks: prefix + "after-cancel", does: "a cancelled call leaves half of the work", only: true, unary: stuck(key, false)},
-		{breaks: prefix + "after-deadline", does: "a call whose time is over leaves half of the work", only: true, unary: stuck(key, true)},
+		{breaks: prefix + "after-cancel", does: "a cancelled call leaves half of the work", only: true, leaves: undone, unary: stuck(key, false)},
+		{breaks: prefix + "after-deadline", does: "a call whose time is over leaves half of the work", only: true, leaves: undone, unary: stuck(key, true)},
 		{
-			breaks: prefix + "parallel", does: "FAILED_PRECONDITION while a call is under way", only: true, unary: whileBusy(key, refusal),
+			breaks: prefix + "parallel", does: "FAILED_PRECONDITION while a call is under way", only: true, leaves: undone, unary: whileBusy(key, refusal),
 			also: map[string]string{prefix + "after-cancel": underWay, prefix + "after-deadline": underWay},
 		},
 	}

@@ -388,6 +388,7 @@ var attachDefects = []defect{
 			"controller.unpublish.after-cancel": "it repeats the call", "controller.unpublish.after-deadline": "it repeats the call",
 			"controller.unpublish.parallel": "it repeats the call",
 		},
+		leaves: "what a call that was given up has attached late is detached for the second time",
 	},
 	{
 		breaks: "controller.unpublish.every-node", does: "no node_id does nothing",
