@@ -75,6 +75,83 @@ func BenchmarkCreateDelete(b *testing.B) {
 	}
 }
 
+// BenchmarkCalls compares the RPCs that are no lists with 10 000 volumes and with 10:
+// times-10 is their ratio, from rounds that take turns.
+func BenchmarkCalls(b *testing.B) {
+	var few, many *controller
+	for _, x := range []struct {
+		to      **controller
+		volumes int
+	}{{&few, 10}, {&many, 10_000}} {
+		f := benchBackend(b, x.volumes)
+		if err := f.RegisterNode("n", 0, nil); err != nil {
+			b.Fatal(err)
+		}
+		*x.to = newController(onePool{f}, false)
+	}
+	ctx, id := b.Context(), volumeID("1")
+	capability := &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+	}
+	n := int64(0) // of rounds
+	for name, call := range map[string]func(*controller) error{
+		"publish-unpublish": func(c *controller) error {
+			_, err := c.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{VolumeId: id, NodeId: "n", VolumeCapability: capability})
+			if err == nil {
+				_, err = c.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: id, NodeId: "n"})
+			}
+			return err
+		},
+		"expand": func(c *controller) error {
+			_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: gib + n<<20}})
+			return err
+		},
+		"snapshot-delete": func(c *controller) error {
+			s, err := c.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: id})
+			if err == nil {
+				_, err = c.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()})
+			}
+			return err
+		},
+		"modify": func(c *controller) error {
+			_, err := c.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: map[string]string{paramReadAhead: fmt.Sprint(n & 1)}})
+			return err
+		},
+		"get": func(c *controller) error {
+			_, err := c.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
+			return err
+		},
+		"validate": func(c *controller) error {
+			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{capability}})
+			return err
+		},
+		"health": func(c *controller) error {
+			_, err := c.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{VolumeId: id})
+			return err
+		},
+		"capacity": func(c *controller) error {
+			_, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{})
+			return err
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			var with [2]float64
+			for b.Loop() {
+				n++
+				for i, c := range []*controller{few, many} {
+					with[i] += seconds(func() {
+						if err := call(c); err != nil {
+							b.Fatal(err)
+						}
+					})
+				}
+			}
+			b.ReportMetric(with[1]/with[0], "times-10")
+		})
+	}
+}
+
 // bareLife is what a volume's life is at least: a sparse image and its metadata, made
 // durable before the create is acknowledged, and gone for good after the delete.
 func bareLife(b *testing.B, dir string) {
