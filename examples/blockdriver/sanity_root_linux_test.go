@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -19,19 +20,26 @@ import (
 func TestSanity(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs")
-	for _, accessType := range []string{"mount", "block"} {
+	for _, x := range []struct {
+		accessType string
+		split      bool
+	}{{"mount", false}, {"block", false}, {"mount", true}, {"block", true}} {
 		dir := t.TempDir()
 		cfg := sanity.NewTestConfig()
-		cfg.Address = startInProcess(t, dir)
+		if x.split {
+			cfg.Address, cfg.ControllerAddress = startSplit(t, dir)
+		} else {
+			cfg.Address = startInProcess(t, dir)
+		}
 		cfg.TargetPath = filepath.Join(dir, "target")
 		cfg.StagingPath = filepath.Join(dir, "staging")
-		cfg.TestVolumeAccessType = accessType
+		cfg.TestVolumeAccessType = x.accessType
 		cfg.TestVolumeSize = 64 << 20
 		cfg.TestVolumeExpandSize = 128 << 20
 		cfg.TestNodeVolumeAttachLimit = true
 		cfg.TestVolumeMutableParametersFile = filepath.Join(dir, "mutable")
 		must(t, os.WriteFile(cfg.TestVolumeMutableParametersFile, []byte("readAheadKiB: \"64\"\ndirectIO: \"false\"\n"), 0o600))
-		ginkgo.Describe(accessType, func() { sanity.GinkgoTest(&cfg) })
+		ginkgo.Describe(fmt.Sprintf("%s,split=%t", x.accessType, x.split), func() { sanity.GinkgoTest(&cfg) })
 	}
 	passed, skipped := 0, map[string]int{}
 	ginkgo.ReportAfterEach(func(r ginkgo.SpecReport) {
@@ -50,29 +58,38 @@ func TestSanity(t *testing.T) {
 			t.Errorf("%d specs were skipped because %q, want %d", n, reason, notOffered[reason])
 		}
 	}
-	if want := 2 * 101; passed != want {
-		t.Errorf("%d specs passed for both access types together, want %d", passed, want)
+	if want := 4 * 101; passed != want {
+		t.Errorf("%d specs passed for both access types and both modes together, want %d", passed, want)
 	}
 }
 
-// notOffered says how many specs csi-sanity skips for both access types together,
-// and why: capabilities that the driver does not have. Nothing else may be skipped,
+// notOffered says how many specs csi-sanity skips, in all four rounds together, and why: capabilities that the driver does not have. Nothing else may be skipped,
 // and no spec is filtered out.
 var notOffered = map[string]int{
-	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": 2, // which no driver can pass
+	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported": 4, // which no driver can pass
 }
 
 // startInProcess serves the driver until the test ends and returns its endpoint.
 func startInProcess(t *testing.T, dir string) string {
-	endpoint := "unix://" + filepath.Join(dir, "csi.sock")
 	makePool(t, filepath.Join(dir, "pool"))
+	return serveMode(t, dir, "all")
+}
+
+// startSplit serves the controller and the node plugin by themselves.
+func startSplit(t *testing.T, dir string) (node, controller string) {
+	makePool(t, filepath.Join(dir, "pool"))
+	return serveMode(t, dir, "node"), serveMode(t, dir, "controller")
+}
+
+func serveMode(t *testing.T, dir, mode string) (endpoint string) {
+	endpoint = "unix://" + filepath.Join(dir, mode+".sock")
+	args := []string{"-mode", mode, "-endpoint", endpoint, "-pool", "default=" + filepath.Join(dir, "pool") + ",topology.example.com/rack=r1"}
+	if mode != "controller" {
+		args = append(args, "-topology", "topology.example.com/rack=r1", "-node-id", "node", "-max-volumes", "12")
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() {
-		args := []string{"-endpoint", endpoint, "-pool", "default=" + filepath.Join(dir, "pool") + ",topology.example.com/rack=r1",
-			"-topology", "topology.example.com/rack=r1", "-node-id", "node", "-max-volumes", "12"}
-		done <- run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t})
-	}()
+	go func() { done <- run(ctx, args, func(string) string { return "" }, os.Stdout, testLog{t}) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {
