@@ -72,17 +72,17 @@ var notOffered = map[string]int{
 // startInProcess serves the driver until the test ends and returns its endpoint.
 func startInProcess(t *testing.T, dir string) string {
 	makePool(t, filepath.Join(dir, "pool"))
-	return serveMode(t, dir, "all")
+	return serveMode(t, dir, "all", "csi.sock")
 }
 
 // startSplit serves the controller and the node plugin by themselves.
 func startSplit(t *testing.T, dir string) (node, controller string) {
 	makePool(t, filepath.Join(dir, "pool"))
-	return serveMode(t, dir, "node"), serveMode(t, dir, "controller")
+	return serveMode(t, dir, "node", "csi.sock"), serveMode(t, dir, "controller", "ctl.sock")
 }
 
-func serveMode(t *testing.T, dir, mode string) (endpoint string) {
-	endpoint = "unix://" + filepath.Join(dir, mode+".sock")
+func serveMode(t *testing.T, dir, mode, socket string) (endpoint string) {
+	endpoint = "unix://" + filepath.Join(dir, socket)
 	args := []string{"-mode", mode, "-endpoint", endpoint, "-pool", "default=" + filepath.Join(dir, "pool") + ",topology.example.com/rack=r1"}
 	if mode != "controller" {
 		args = append(args, "-topology", "topology.example.com/rack=r1", "-node-id", "node", "-max-volumes", "12")
