@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -56,11 +57,11 @@ type TortureProgress struct {
 //
 // The report has one result.
 func Torture(ctx context.Context, target Target, cfg Config, torture TortureConfig) (*Report, error) {
-	t := &tortured{TortureConfig: torture, begin: time.Now(), devices: map[device]bool{}, foreign: map[string]bool{}}
-	t.Workers = max(t.Workers, 1)
-	if t.Duration == 0 && t.Kills > 0 {
-		t.Duration = 24 * time.Hour
+	torture, err := torture.complete()
+	if err != nil {
+		return nil, err
 	}
+	t := &tortured{TortureConfig: torture, begin: time.Now(), devices: map[device]bool{}, foreign: map[string]bool{}}
 	return checkRules(ctx, target, cfg, []Rule{{
 		ID: "torture", Level: Must, Spec: "Timeouts",
 		Title: "a driver that is killed at random moments keeps its promises",
@@ -70,6 +71,19 @@ func Torture(ctx context.Context, target Target, cfg Config, torture TortureConf
 		Timeout: t.Duration + 10*time.Minute,
 		check:   t.run,
 	}})
+}
+
+func (t TortureConfig) complete() (TortureConfig, error) {
+	switch {
+	case t.Duration <= 0 && t.Kills <= 0:
+		return t, errors.New("csitest: a torture needs a duration or a number of kills: without both it would do nothing, and pass")
+	case t.Duration <= 0:
+		t.Duration = 24 * time.Hour
+	}
+	if t.Workers < 1 {
+		t.Workers = 4
+	}
+	return t, nil
 }
 
 type tortured struct {

@@ -176,3 +176,14 @@ func TestTortureDefects(t *testing.T) {
 		})
 	}
 }
+
+// What would do nothing is no pass.
+func TestTortureOfNothing(t *testing.T) {
+	target, cfg := reference(t, defect{})
+	if report, err := Torture(t.Context(), target, cfg, TortureConfig{}); err == nil {
+		t.Errorf("neither duration nor kills: %+v", report.Results)
+	}
+	if c, err := (TortureConfig{Kills: 1}).complete(); err != nil || c.Workers != 4 || c.Duration <= 0 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
