@@ -39,8 +39,9 @@ type Backend interface {
 	ListVolumes(ctx context.Context, after string, limit int) (page []Volume, next string, err error)
 
 	// CreateSnapshot copies the volume, or returns the snapshot of that name if it
-	// is one of that volume, else errConflict.
-	CreateSnapshot(ctx context.Context, name, volumeID string) (Snapshot, error)
+	// is one of that volume, else errConflict. A volume that changes while it is copied
+	// is errInUse, unless inUse allows a copy that is of no one moment.
+	CreateSnapshot(ctx context.Context, name, volumeID string, inUse bool) (Snapshot, error)
 	// DeleteSnapshot removes the copy. What is not there is no error.
 	DeleteSnapshot(ctx context.Context, id string) error
 	// GetSnapshot returns errNotFound for a snapshot that is not there.
@@ -71,6 +72,7 @@ type VolumeSpec struct {
 	Capacity   CapacityRange
 	Parameters map[string]string // for comparison with those of a repeated request
 	SourceID   string            // of a volume or snapshot; "" makes an empty volume
+	CopyInUse  bool              // even if the source changes meanwhile
 }
 
 // Snapshot is a copy of a volume.
@@ -125,6 +127,7 @@ var (
 	errBadToken   = errors.New("not a token of this list")
 	errInvalid    = errors.New("invalid")
 	errRefused    = errors.New("refused") // somebody has to act
+	errInUse      = errors.New("in use")
 	errDamaged    = errors.New("damaged")
 	errUnsettled  = errors.New("not finished") // it is there, and goes on with the next attempt
 
@@ -146,6 +149,7 @@ var codeOf = []struct {
 	{errBadToken, codes.Aborted},
 	{errInvalid, codes.InvalidArgument},
 	{errRefused, codes.FailedPrecondition},
+	{errInUse, codes.FailedPrecondition},
 	{errDamaged, codes.DataLoss},
 	{syscall.EACCES, codes.FailedPrecondition},
 	{syscall.EPERM, codes.FailedPrecondition},

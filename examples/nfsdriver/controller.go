@@ -89,6 +89,10 @@ func volumeSpec(req *csi.CreateVolumeRequest) (VolumeSpec, error) {
 	if err == nil {
 		_, err = mountOptions(ref.export, flags, "") // to be told now and not when a pod starts
 	}
+	var inUse bool
+	if err == nil {
+		inUse, err = copyInUse(req.GetParameters())
+	}
 	if err != nil {
 		return VolumeSpec{}, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -98,6 +102,7 @@ func volumeSpec(req *csi.CreateVolumeRequest) (VolumeSpec, error) {
 		Capacity:   CapacityRange{Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes()},
 		Parameters: ownKeys(req.GetParameters()),
 		SourceID:   source.GetSnapshot().GetSnapshotId() + source.GetVolume().GetVolumeId(),
+		CopyInUse:  inUse,
 	}, nil
 }
 
@@ -208,10 +213,15 @@ func pageSize(wanted int32) int {
 }
 
 func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
-	if err := knownKeys("parameters", req.GetParameters(), nil); err != nil {
+	err := knownKeys("parameters", req.GetParameters(), []string{paramCopyInUse})
+	var inUse bool
+	if err == nil {
+		inUse, err = copyInUse(req.GetParameters())
+	}
+	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	s, err := c.backend.CreateSnapshot(ctx, req.GetName(), req.GetSourceVolumeId())
+	s, err := c.backend.CreateSnapshot(ctx, req.GetName(), req.GetSourceVolumeId(), inUse)
 	if err != nil {
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,34 +20,44 @@ import (
 //
 // A copy that was cut off is resumed by calling it again: a file gets its time of
 // modification last, so what has it is complete. What is in dst and not in src is
-// removed. While src is in use the copy is no point in time: each file is copied
-// as it is when its turn comes, and files that vanish before are left out.
+// removed. What has changed since a time is copied even if it looks complete, and told.
+// While src is in use each file is copied as it is when its turn comes, and files that
+// vanish before are left out: see copyStill.
 //
 // It follows no symbolic link, opens no special file, and fails with errMounted where
 // something else is mounted: that is not what was to be copied, and a copy without it
 // would not be one. Below the two directories each name is looked up by itself in a
 // directory that is open, so nothing that somebody does in the tree meanwhile leads
 // out of it.
-func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
+func copyTree(dst, src *os.File, since time.Time, progress func(files, bytes int64)) (changes, error) {
+	for _, dir := range []*os.File{dst, src} { // which an earlier call has read
+		if _, err := dir.Seek(0, io.SeekStart); err != nil {
+			return changes{}, err
+		}
+	}
 	there, err := dst.Readdirnames(1)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return err
+		return changes{}, err
 	}
 	if _, err := dst.Seek(0, io.SeekStart); err != nil {
-		return err
+		return changes{}, err
 	}
-	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, links: map[inode]linked{}, copies: map[inode]inode{}}
+	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, since: since, links: map[inode]linked{}, copies: map[inode]inode{}}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(src.Fd()), &st); err != nil {
-		return err
+	if err := ask(src, "", &st); err != nil {
+		return changes{}, err
 	}
-	return c.directory(dst, src, &st, ".")
+	c.look(&st, ".")
+	err = c.directory(dst, src, &st, ".")
+	return c.changes, err
 }
 
 type treeCopy struct {
 	progress func(files, bytes int64)
 	root     *os.File
 	resumed  bool
+	since    time.Time
+	changes  changes
 	links    map[inode]linked // files with more than one name
 	copies   map[inode]inode  // their copies, and what these are of
 }
@@ -58,6 +69,36 @@ type linked struct {
 }
 
 type inode struct{ dev, ino uint64 }
+
+// look notes when a file changed.
+func (c *treeCopy) look(st *unix.Stat_t, rel string) {
+	if c.changed(st) {
+		c.changes.count++
+	}
+	if at := ctime(st); at.After(c.changes.newest) {
+		c.changes.newest, c.changes.name = at, rel
+	}
+}
+
+// changed reports whether a file may have changed since the time that was given. A change
+// cannot be dated back, as the time of modification can.
+func (c *treeCopy) changed(st *unix.Stat_t) bool {
+	return !c.since.IsZero() && settled(ctime(st)).After(c.since)
+}
+
+// ask gets the attributes of a name in an open directory, or of what is open, from
+// the server. Without statx an NFS client says what it remembers, for up to a minute, and of a
+// directory it would go on to read names that it remembers.
+func ask(dir *os.File, name string, st *unix.Stat_t) error {
+	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_EMPTY_PATH
+	var asked unix.Statx_t
+	if err := unix.Statx(int(dir.Fd()), name, flags|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &asked); err != nil {
+		return err
+	}
+	return unix.Fstatat(int(dir.Fd()), name, st, flags)
+}
+
+func ctime(st *unix.Stat_t) time.Time { return time.Unix(st.Ctim.Unix()) }
 
 // maxDepth bounds the descriptors that a tree can cost, and with the length that a path may
 // have its memory.
@@ -119,12 +160,13 @@ func vanished(dir *os.File, name string) bool {
 
 func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
 	var st unix.Stat_t
-	if err := unix.Fstatat(int(src.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := ask(src, name, &st); err != nil {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return c.subdirectory(dst, src, name, rel)
 	}
+	c.look(&st, rel)
 	id := inode{uint64(st.Dev), st.Ino}
 	// The number may be another file's by now.
 	if first, ok := c.links[id]; ok && st.Nlink > 1 && same(&first.stat, &st) {
@@ -167,7 +209,7 @@ func (c *treeCopy) complete(dst, src *os.File, name string, st *unix.Stat_t) (bo
 	if errors.Is(err, unix.ENOENT) {
 		return false, nil
 	}
-	done := err == nil && same(&have, st) && (have.Nlink == 1 || st.Nlink > 1)
+	done := err == nil && same(&have, st) && !c.changed(st) && (have.Nlink == 1 || st.Nlink > 1)
 	if of, ok := c.copies[inode{uint64(have.Dev), have.Ino}]; ok && of != (inode{uint64(st.Dev), st.Ino}) {
 		done = false // the two were one file then
 	}
@@ -211,9 +253,10 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string) error {
 		return err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(int(from.Fd()), &st); err != nil {
+	if err := ask(from, "", &st); err != nil {
 		return err
 	}
+	c.look(&st, rel)
 	err = unix.Mkdirat(int(dst.Fd()), name, 0o700)
 	var to *os.File
 	if err == nil || errors.Is(err, unix.EEXIST) {

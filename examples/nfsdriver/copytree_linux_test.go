@@ -111,7 +111,8 @@ func copyDir(dst, src string, progress func(files, bytes int64)) error {
 		return err
 	}
 	defer from.Close()
-	return copyTree(to, from, progress)
+	_, err = copyTree(to, from, time.Time{}, progress)
+	return err
 }
 
 // cutOff ends a copy at its n-th step without any of what follows.

@@ -6,11 +6,14 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
-func copyTree(dst, src *os.File, progress func(files, bytes int64)) error {
-	return errors.ErrUnsupported
+func copyTree(dst, src *os.File, since time.Time, progress func(files, bytes int64)) (changes, error) {
+	return changes{}, errors.ErrUnsupported
 }
+
+func changedAt(fs.FileInfo) time.Time { return time.Time{} }
 
 func inodeOf(fs.FileInfo) uint64 { return 0 }
 

@@ -291,7 +291,7 @@ func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	defer cancel()
 	share := nodeops.SharePublish{
 		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
-		// The driver takes no locks, so NFSv3 needs no rpc.statd here.
+		// Without locks NFSv3 needs no rpc.statd here.
 		MountFlags: withVersion(slices.Concat(always, []string{"noexec", "nolock"}, e.options())),
 	}
 	err := m.ops.PublishShare(ctx, share)

@@ -132,6 +132,15 @@ func wantShare(t *testing.T, share string, subDirs ...string) {
 	for _, name := range tmp {
 		must(t, os.Remove(name))
 	}
+	tmp, err = filepath.Glob(filepath.Join(share, storeName, dirTmp, "*"))
+	must(t, err)
+	for _, name := range tmp { // copies that were refused: an hour old, they go
+		info, err := os.Stat(name)
+		must(t, err)
+		if time.Since(info.ModTime()) > abandonedAfter/2 {
+			must(t, os.RemoveAll(name))
+		}
+	}
 	for dir, want := range map[string]int{dirVolumes: len(subDirs), dirNames: len(subDirs), dirTmp: 0, dirSnapshots: 0} {
 		if got := list(storeName + "/" + dir); len(got) != want {
 			t.Errorf("%s holds %q, want %d", dir, got, want)

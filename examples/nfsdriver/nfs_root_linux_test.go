@@ -92,6 +92,26 @@ func TestNFSRules(t *testing.T) {
 	}
 }
 
+// What the client of an NFS server remembers of a tree does not tell what has changed.
+func TestNFSCopyStill(t *testing.T) {
+	s := nfsd.Start(t)
+	for _, version := range []string{"4.2", "3"} {
+		t.Run(version, func(t *testing.T) {
+			share := "share" + version
+			s.Export(share, writable)
+			c := newCO(t, startNFS(t), classOf(s, share))
+			c.flags = []string{"nolock,vers=" + version}
+			from, to := c.mustCreate("from"), c.mustCreate("to")
+			must(t, errors.Join(c.publish(from, "a"), c.publish(to, "b")))
+			source, copied := s.Dir(share+"/from"), s.Dir(share+"/to")
+			checkCopyStill(t, c.target("b"), c.target("a"), source)
+			compareTrees(t, describe(t, copied), describe(t, source))
+			must(t, errors.Join(c.unpublish(from, "a"), c.unpublish(to, "b"), c.delete(from.GetVolumeId()), c.delete(to.GetVolumeId())))
+			wantShare(t, s.Dir(share))
+		})
+	}
+}
+
 // A tree with every kind of file survives a snapshot and its restore, and a clone.
 func TestNFSTree(t *testing.T) {
 	s := nfsd.Start(t)

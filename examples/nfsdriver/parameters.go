@@ -21,6 +21,7 @@ const (
 	paramPermissions = "mountPermissions" // octal; default 0777
 	paramOwner       = "owner"            // numeric user ID
 	paramGroup       = "group"            // numeric group ID
+	paramCopyInUse   = "copyInUse"        // of a VolumeSnapshotClass, too: true or false (default)
 
 	// Attributes of volumes have the first three, and this one.
 	attrMountOptions = "mountOptions"
@@ -29,7 +30,7 @@ const (
 	ephemeralKey     = kubernetesPrefix + "ephemeral"
 )
 
-var volumeParameters = []string{paramServer, paramShare, paramSubDir, paramOnDelete, paramPermissions, paramOwner, paramGroup}
+var volumeParameters = []string{paramServer, paramShare, paramSubDir, paramOnDelete, paramPermissions, paramOwner, paramGroup, paramCopyInUse}
 
 // defaultPermissions lets any user of any pod write, as they can on a file system of
 // their own: what keeps others out is that they do not mount the volume.
@@ -116,6 +117,18 @@ func exportOf(m map[string]string, mountOptions []string) (export, error) {
 }
 
 var templatePart = regexp.MustCompile(`\$\{([^}]*)\}`)
+
+// copyInUse tells whether a copy may be made of what changes meanwhile.
+func copyInUse(parameters map[string]string) (bool, error) {
+	switch text := parameters[paramCopyInUse]; text {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	default:
+		return false, fmt.Errorf("%s %q: want true or false", paramCopyInUse, text)
+	}
+}
 
 // expand fills a template. A value is one part of the path, or less: it cannot
 // lead out of where the template puts it.

@@ -36,10 +36,6 @@ func checkRules(t *testing.T, class map[string]string, size int64, role string, 
 	must(t, err)
 	for _, x := range report.Results { // a SHOULD that fails is a failure here
 		failed := x.Outcome == csitest.Failed || x.Outcome == csitest.Broken
-		if why := notAlways[x.Rule.ID]; why != "" && failed {
-			t.Logf("%s: %s: %s", x.Rule.ID, why, x.Failures)
-			continue
-		}
 		if why, known := notKept[x.Rule.ID]; known != failed {
 			t.Errorf("%s: %s\n%s%v %s", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures, why)
 		}
@@ -60,13 +56,5 @@ var notKept = map[string]string{
 	"controller.delete.late":          idOfName,
 	"controller.snapshot.late-delete": idOfName,
 }
-
-// notAlways are rules that the driver keeps when it is quick, and why it promises no more.
-var notAlways = map[string]string{
-	"snapshot.cut.order": copyInUse,
-	"clone.cut.order":    copyInUse,
-}
-
-const copyInUse = "a snapshot or a clone is a copy: of a directory that is in use it is no point in time"
 
 const idOfName = "an ID follows from the name: what is made anew under it has the ID of what was deleted"

@@ -31,7 +31,7 @@ func (s *store) readSnapshot(name string) (r snapshotRecord, err error) {
 
 func (r snapshotRecord) temp() string { return tempOf("snapshot", r.Name, "", r.VolumeID) }
 
-func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string) (Snapshot, error) {
+func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string, inUse bool) (Snapshot, error) {
 	const op = "create snapshot"
 	key := digest(name)
 	snap, err := func() (Snapshot, error) {
@@ -44,7 +44,7 @@ func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string) 
 			return Snapshot{}, fmt.Errorf("%w: the snapshot ID %q would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, id, len(id), maxID)
 		}
 		return work(ctx, b, ref.export, fmt.Sprintf("%s %s of %s", op, id, volumeID), func(j *job, s *store) (Snapshot, error) {
-			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref)
+			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref, inUse)
 		})
 	}()
 	if err != nil {
@@ -53,14 +53,14 @@ func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string) 
 	return snap, nil
 }
 
-func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef) (Snapshot, error) {
+func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef, inUse bool) (Snapshot, error) {
 	if err := s.create(); err != nil {
 		return snap, err
 	}
 	key := path.Join(dirSnapshots, digest(snap.Name))
 	r, err := s.readSnapshot(key + extRecord)
 	if errors.Is(err, errNotFound) {
-		r, err = b.takeSnapshot(j, s, snap, source, key)
+		r, err = b.takeSnapshot(j, s, snap, source, key, inUse)
 	}
 	if err != nil {
 		return snap, err
@@ -85,7 +85,7 @@ func (s *store) placeSnapshot(r snapshotRecord, key string) error {
 	})
 }
 
-func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string) (r snapshotRecord, err error) {
+func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string, inUse bool) (r snapshotRecord, err error) {
 	r = snapshotRecord{Version: formatVersion, Snapshot: snap}
 	defer func() {
 		if final(err) {
@@ -99,7 +99,7 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 	if err := s.finishDeleteSnapshot(key); err != nil {
 		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	if r.Inode, err = s.fill(r.temp(), snap.VolumeID, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
+	if r.Inode, err = s.fill(r.temp(), snap.VolumeID, inUse, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
 		return r, err
 	}
 	r.SizeBytes, r.Created = v.CapacityBytes, time.Now()
@@ -195,10 +195,13 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
 // returns its inode number. An attempt that was cut off is gone on with.
-func (s *store) fill(temp, sourceID string, a access, x *exports, progress func(files, bytes int64)) (uint64, error) {
+func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, progress func(files, bytes int64)) (uint64, error) {
 	err := s.changing(func() error { // so that tidy does not take it for abandoned from here on
-		now := time.Now()
-		return errors.Join(ignoreExisting(s.own.Mkdir(temp, 0o700)), s.own.Chtimes(temp, now, now))
+		if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
+			return err
+		}
+		_, err := s.touch(temp)
+		return err
 	})
 	if err != nil {
 		return 0, err
@@ -212,7 +215,7 @@ func (s *store) fill(temp, sourceID string, a access, x *exports, progress func(
 			permissions := uint32(defaultPermissions)
 			a.Permissions = &permissions
 		}
-	} else if err := s.copyInto(temp, sourceID, x, progress); err != nil {
+	} else if err := s.copyInto(temp, sourceID, inUse, x, progress); err != nil {
 		return 0, err
 	}
 	if err := s.allow(data, a); err != nil {
@@ -225,25 +228,46 @@ func (s *store) fill(temp, sourceID string, a access, x *exports, progress func(
 }
 
 // resume makes the directory for a copy in temp. That of an earlier attempt is gone on
-// with if it is of the same source, and not of one that had the same ID before.
-func (s *store) resume(temp, source string) error {
+// with if it is of the same source, and not of one that had the same ID before. since is
+// when that began, by the server's clock.
+func (s *store) resume(temp, source string) (since time.Time, err error) {
 	data, of := path.Join(temp, "data"), path.Join(temp, "source")
 	was, err := s.own.ReadFile(of)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return since, err
 	}
-	if err != nil || string(was) != source {
+	if err == nil && string(was) == source {
+		info, err := s.own.Lstat(of)
+		if err != nil {
+			return since, err
+		}
+		since = changedAt(info)
+	} else {
 		if err := s.throwAway(s.own, data); err != nil {
-			return err
+			return since, err
 		}
 		if err := remove(s.own, of); err != nil {
-			return err
+			return since, err
 		}
 		if err := writeSynced(s.own, of, []byte(source)); err != nil {
-			return errors.Join(err, remove(s.own, of))
+			return since, errors.Join(err, remove(s.own, of))
 		}
 	}
-	return ignoreExisting(s.own.Mkdir(data, 0o700))
+	return since, ignoreExisting(s.own.Mkdir(data, 0o700))
+}
+
+// touch keeps tidy from taking for abandoned what is being made, and returns the time on
+// the server.
+func (s *store) touch(temp string) (time.Time, error) {
+	now := time.Now()
+	if err := s.own.Chtimes(temp, now, now); err != nil {
+		return now, err
+	}
+	info, err := s.own.Lstat(temp)
+	if err != nil {
+		return now, err
+	}
+	return changedAt(info), nil
 }
 
 // getsOn returns what is told about the progress of a copy. It keeps tidy from taking a
@@ -254,7 +278,7 @@ func (s *store) getsOn(j *job, temp string) func(files, bytes int64) {
 		j.Progress(files, bytes)
 		if now := time.Now(); now.Sub(last) > time.Hour {
 			last = now
-			s.own.Chtimes(temp, now, now) // if it fails, so will the copy
+			_, _ = s.touch(temp) // if it fails, so will the copy
 		}
 	}
 }
@@ -285,10 +309,12 @@ func (s *store) allow(name string, a access) error {
 	return s.own.Chmod(name, mode)
 }
 
-// copyInto copies a volume or a snapshot.
-func (s *store) copyInto(temp, sourceID string, x *exports, progress func(files, bytes int64)) error {
+// copyInto copies a volume or a snapshot. One that changes all the time is errInUse, and
+// what was copied is kept for the next attempt; with inUse it is good enough.
+func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress func(files, bytes int64)) error {
 	return s.useSource(sourceID, x, func(in origin) error {
-		if err := s.resume(temp, in.which); err != nil {
+		since, err := s.resume(temp, in.which)
+		if err != nil {
 			return err
 		}
 		out, err := s.own.Open(path.Join(temp, "data"))
@@ -296,17 +322,23 @@ func (s *store) copyInto(temp, sourceID string, x *exports, progress func(files,
 			return err
 		}
 		defer out.Close()
-		if err := copyTree(out, in.dir, progress); err != nil {
-			return err
+		err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
+			return copyTree(out, in.dir, since, progress)
+		})
+		if inUse && errors.Is(err, errInUse) {
+			err = nil
 		}
 		// What began to be deleted meanwhile may not be whole any more.
-		still, err := in.again()
-		if err != nil {
-			return fmt.Errorf("source %q: %w", sourceID, err)
+		still, gone := in.again()
+		if gone != nil {
+			return fmt.Errorf("source %q: %w", sourceID, gone)
 		}
 		still.dir.Close()
 		if still.which != in.which {
 			return fmt.Errorf("source %q: %w", sourceID, errBusy)
+		}
+		if err != nil {
+			return fmt.Errorf("source %q: %w", sourceID, err)
 		}
 		return nil
 	})

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,6 +17,11 @@ import (
 // made. An NFS server keeps it over restarts.
 func inodeOf(info fs.FileInfo) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
+}
+
+// changedAt is when a file changed, by the clock of its server.
+func changedAt(info fs.FileInfo) time.Time {
+	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
 
 // pathOnly opens a directory for its attributes alone, whatever its mode.

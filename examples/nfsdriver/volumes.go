@@ -225,7 +225,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, err := s.fill(temp, spec.SourceID, spec.Access, b.exports, s.getsOn(j, temp))
+	inode, err := s.fill(temp, spec.SourceID, spec.CopyInUse, spec.Access, b.exports, s.getsOn(j, temp))
 	if err != nil {
 		return volumeRecord{}, err
 	}
@@ -311,8 +311,13 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 }
 
 // giveUp leaves nothing of what a final error was the end of. If it cannot, the error is
-// not final.
+// not final. Only a copy of what is in use is kept for an hour: COs try again, and would
+// copy all of it each time.
 func (b *dirBackend) giveUp(s *store, temp string, err error) error {
+	if errors.Is(err, errInUse) {
+		long := time.Now().Add(time.Hour - abandonedAfter)
+		return errors.Join(err, s.own.Chtimes(temp, long, long))
+	}
 	defer b.clean(s.export)
 	if left := s.throwAway(s.own, temp); left != nil {
 		return unsettled(errors.Join(err, left))

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+// changes are what a copy saw of its source.
+type changes struct {
+	count  int       // what changed since the time that was given
+	newest time.Time // the latest change of all, by the server's clock
+	name   string    // what changed then
+}
+
+// maxPasses is how often a source is gone through before it is said to be in use. All but
+// the first copy only what changed meanwhile.
+const maxPasses = 5
+
+// copyStill calls pass, which copies what has changed since a time, until a whole pass found
+// that nothing had: then nothing changed from the end of the one before it to its own
+// beginning, and the copy is of that moment. It tells by the times of change that the
+// server gives, which nobody can set; clock is the server's clock. since is when an
+// earlier attempt began, which was cut off.
+func copyStill(since time.Time, clock func() (time.Time, error), pass func(since time.Time) (changes, error)) error {
+	var saw changes
+	for n := 1; ; n++ {
+		began, err := clock()
+		// What changed this moment could not be told from what changes in this pass.
+		for end := time.Now().Add(longestTick); err == nil && began.Before(settled(saw.newest)) && time.Now().Before(end); began, err = clock() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err != nil {
+			return err
+		}
+		saw, err = pass(since)
+		switch {
+		case err != nil:
+			return err
+		case n > 1 && saw.count == 0:
+			return nil
+		case n == maxPasses:
+			return fmt.Errorf("%w: in each of %d passes something had changed before the next, the latest is %q; stop what writes to it, or say %s=true in the class for a copy with files of different moments", errInUse, maxPasses, saw.name, paramCopyInUse)
+		}
+		since = began
+	}
+}
+
+// longestTick is how coarse the times of a file system are, at the worst.
+const longestTick = 2 * time.Second
+
+// settled is when no more changes get this time: kernels and servers count in ticks, and
+// old file systems in whole seconds.
+func settled(changed time.Time) time.Time {
+	if changed.Nanosecond() == 0 {
+		return changed.Add(longestTick)
+	}
+	return changed.Add(50 * time.Millisecond)
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+)
+
+func TestCopyStill(t *testing.T) {
+	src := t.TempDir()
+	makeTree(t, src, 3, 1<<20)
+	dst := t.TempDir()
+	checkCopyStill(t, dst, src, src)
+	compareTrees(t, describe(t, dst), describe(t, src))
+}
+
+// checkCopyStill makes a copy of one moment: what changes while a pass is under way is
+// copied by the next, even where size and time of modification do not tell. The source
+// is changed in dir, which is it on the server.
+func checkCopyStill(t *testing.T, dst, src, dir string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(dir, name) }
+	old := time.Unix(1, 0)
+	write := func(name, text string) { // as if nothing had happened
+		must(t, errors.Join(os.WriteFile(in(name), []byte(text), 0o600), os.Chtimes(in(name), old, old)))
+	}
+	must(t, os.MkdirAll(in("quiet/deep"), 0o755))
+	write("written", "before")
+	write("quiet/deep/written", "before")
+	write("quiet/deep/second", "before")
+	write("quiet/replaced", "before")
+	must(t, errors.Join(os.Mkdir(in("dir"), 0o755), os.WriteFile(in("dir/moved"), []byte("moved"), 0o600), os.WriteFile(in("gone"), nil, 0o600)))
+	between := []func(){
+		func() {
+			write("written", "behind")
+			write("quiet/deep/written", "behind")
+			write("replacing", "behind")
+			must(t, os.Rename(in("replacing"), in("quiet/replaced")))
+		},
+		func() {
+			write("quiet/deep/second", "behind") // which no pass has read since it was copied
+			must(t, errors.Join(os.Rename(in("dir"), in("renamed")), os.Remove(in("gone")), os.Link(in("written"), in("linked"))))
+		},
+	}
+	passes := 0
+	clock := func() (time.Time, error) {
+		must(t, os.Chtimes(dst, old, old))
+		info, err := os.Stat(dst)
+		must(t, err)
+		return changedAt(info), nil
+	}
+	must(t, copyStill(time.Time{}, clock, func(since time.Time) (saw changes, err error) {
+		to, err := os.Open(dst)
+		must(t, err)
+		defer to.Close()
+		from, err := os.Open(src)
+		must(t, err)
+		defer from.Close()
+		saw, err = copyTree(to, from, since, func(int64, int64) {})
+		if passes < len(between) {
+			between[passes]()
+		}
+		passes++
+		return saw, err
+	}))
+	if passes < len(between)+2 { // one copies the last change, and one finds none
+		t.Errorf("%d passes", passes)
+	}
+}
+
+// What never rests is refused, and what was copied is not copied again by the next
+// attempt, which may find it at rest.
+func TestCopyInUse(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	dir := filepath.Join(share, "pvc-1")
+	large := filepath.Join(dir, "large")
+	must(t, os.WriteFile(large, make([]byte, 1<<20), 0o600))
+	source, err := os.Stat(large)
+	must(t, err)
+	for now := source; changedAt(now).Before(settled(changedAt(source))); { // or it may have changed while it was copied
+		now, err = os.Stat(dir)
+		must(t, errors.Join(err, os.Chtimes(dir, time.Now(), time.Now())))
+	}
+	temp := tempOf("snapshot", "snap", "", v.GetVolumeId())
+	attempt := func(inUse bool) error {
+		b := c.backend()
+		return b.exports.Use(testExport, func(s *store) error {
+			must(t, s.open())
+			n := 0
+			_, err := s.fill(temp, v.GetVolumeId(), inUse, access{}, b.exports, func(int64, int64) {
+				n++
+				must(t, os.WriteFile(filepath.Join(dir, "log"), fmt.Append(nil, n), 0o600))
+			})
+			if err != nil {
+				err = b.giveUp(s, temp, err)
+			}
+			return err
+		})
+	}
+	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `the latest is "log"; stop what writes to it, or say copyInUse=true`)
+	kept := filepath.Join(share, storeName, temp)
+	info, err := os.Stat(kept)
+	must(t, err)
+	if age := time.Since(info.ModTime()); age < abandonedAfter-2*time.Hour || age > abandonedAfter {
+		t.Errorf("the copy is %v old for those who tidy up", age)
+	}
+	first, err := os.Stat(filepath.Join(kept, "data", "large"))
+	must(t, err)
+	must(t, attempt(true))
+
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	got := describe(t, filepath.Join(share, storeName, dirSnapshots, digest("snap")))
+	compareTrees(t, got, describe(t, dir))
+	again, err := os.Stat(filepath.Join(share, storeName, dirSnapshots, digest("snap"), "large"))
+	must(t, err)
+	if !os.SameFile(first, again) {
+		t.Error("the retry copied again what had not changed")
+	}
+	must(t, errors.Join(c.deleteSnapshot(id), c.delete(v.GetVolumeId())))
+	wantShare(t, share)
+}
+
+func TestCopyInUseParameter(t *testing.T) {
+	for text, want := range map[string]bool{"": false, "false": false, "true": true} {
+		got, err := copyInUse(map[string]string{paramCopyInUse: text})
+		if err != nil || got != want {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	if _, err := copyInUse(map[string]string{paramCopyInUse: "maybe"}); err == nil || !strings.Contains(err.Error(), "want true or false") {
+		t.Errorf("maybe: %v", err)
+	}
+}
