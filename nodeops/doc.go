@@ -66,12 +66,13 @@
 //
 // # xfs
 //
-// For up to half a minute after xfs has grown while mounted, its new size stands in its
-// log alone. If the machine dies then, or a snapshot is cut of it, and the log speaks of
-// the new part too, Linux may be unable to replay it (commit a798011c8fd4 says so, and it
-// was seen with 6.18): staging is KindInternal with "structure needs cleaning", until
-// an operator runs xfs_repair. Where snapshots are cut of mounted xfs, wait that long
-// after an expansion, or freeze and thaw the file system before.
+// The new size of an xfs that has grown while mounted stands in its log alone until the
+// kernel writes the superblock, which by itself it does up to half a minute later. What
+// is left if the machine dies before that, or is in a snapshot that is cut before that,
+// Linux may be unable to replay (6.12 can more often than those before it, commit
+// 6a18765b54e2, and 6.18 not always): staging is KindInternal with "structure needs
+// cleaning", until an operator runs xfs_repair. StageFilesystem and Expand therefore have
+// the superblock written before they return; what remains is a moment while they run.
 //
 // # btrfs
 //

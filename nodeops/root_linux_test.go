@@ -18,6 +18,7 @@ import (
 	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/internal/probe"
 	"github.com/csikit/csikit/loopdev"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -732,6 +733,77 @@ func TestExpand(t *testing.T) {
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
 		wantKind(t, err, KindNotFound)
 	})
+}
+
+// When an xfs has grown, its superblock on the device says so as well, and not half a
+// minute later: of what is there in between, a snapshot may be one that cannot be mounted.
+func TestXFSGrowthIsOnTheDevice(t *testing.T) {
+	const size = 320 * mib
+	expand := func(f *fixture) {
+		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging, RequiredBytes: 2 * size})
+		ok(t, err)
+	}
+	for name, grow := range map[string]func(*fixture){
+		"online": expand,
+		"at stage": func(f *fixture) {
+			f.unstage()
+			f.mustStage("xfs")
+		},
+		"grown by a call that was cut off": func(f *fixture) {
+			f.run("xfs_growfs", f.staging)
+			expand(f)
+		},
+		"grown by a stage that was cut off": func(f *fixture) {
+			f.run("xfs_growfs", f.staging)
+			f.mustStage("xfs")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, size)
+			f.mkfs("xfs", "-L", "precious")
+			f.mustStage("xfs")
+			f.resize(2 * size)
+			grow(f)
+			head := make([]byte, 512)
+			image, err := os.Open(f.image)
+			ok(t, err)
+			defer image.Close()
+			_, err = image.ReadAt(head, 0)
+			ok(t, err)
+			if label := string(head[108:116]); label != "precious" {
+				t.Errorf("the label became %q", label)
+			}
+			mounted, _, err := xfsGeometry(f.staging)
+			if on := probe.XFSSize(head); err != nil || mounted < 2*size-mib || on != mounted {
+				t.Errorf("the xfs has %d bytes, on the device %d, %v", mounted, on, err)
+			}
+		})
+	}
+}
+
+// What is cut of an xfs that has grown twice can be mounted. The second growth is one of
+// the last allocation group, which the first has made, and the log begins with it as soon
+// as something else was written: Linux 6.18 cannot replay that without a superblock that
+// knows this group.
+func TestCutOfAGrownXFS(t *testing.T) {
+	f := newFixture(t, 300*mib)
+	f.mustStage("xfs")
+	f.unstage() // the log is empty
+	f.mustStage("xfs")
+	for _, size := range []int64{308 * mib, 316 * mib} {
+		f.resize(size)
+		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging, RequiredBytes: size})
+		ok(t, err)
+	}
+	f.write(f.staging+"/file", "data")
+	f.run("sync", "-f", f.staging)
+	cut := newFixture(t, mib)
+	f.run("cp", "--sparse=always", f.image, cut.image)
+	cut.resize(316 * mib)
+	cut.mustStage("xfs")
+	if got, err := os.ReadFile(cut.staging + "/file"); string(got) != "data" {
+		t.Errorf("the cut has %q, %v", got, err)
+	}
 }
 
 // ext4 of many sizes is taken for full after mkfs: else every stage would run a

@@ -96,6 +96,13 @@ func xfs(head []byte, size int64) (Result, bool) {
 	return r, true
 }
 
+// XFSSize returns how many bytes the xfs claims whose superblock begins head; 0 if
+// there is none.
+func XFSSize(head []byte) int64 {
+	r, _ := xfs(head, 0)
+	return r.Size
+}
+
 // XFSFull reports whether an xfs of fsSize bytes can use no more of a device
 // of size bytes: a last allocation group below 64 blocks is not made.
 func XFSFull(fsSize, blockSize, size int64) bool { return size-fsSize < 64*blockSize }
