@@ -110,9 +110,7 @@ func TestRulesTorture(t *testing.T) {
 		split    bool
 		fsType   string // of the volumes
 		size     int64
-		// xfs volumes are on a pool that does not share blocks: cut just after they have
-		// grown, they cannot be mounted.
-	}{{"xfs", false, "", 32 << 20}, {"", true, "", 32 << 20}, {"", true, "xfs", 300 << 20}, {"", false, "", 32 << 20}} {
+	}{{"xfs", false, "", 32 << 20}, {"", true, "", 32 << 20}, {"xfs", true, "xfs", 300 << 20}, {"", false, "", 32 << 20}} {
 		if x.fsType == "xfs" && kills < 500 {
 			continue // mkfs.xfs and 300 MiB take their time
 		}

@@ -25,8 +25,9 @@ type imageCopy[T object] struct {
 	mark    copyMark
 	src     *os.File
 	dst     *os.File
-	atomic  bool // by FICLONE
-	holding bool // the source holds data
+	atomic  bool   // by FICLONE
+	holding bool   // the source holds data
+	xfsOn   string // as imageSource has it
 }
 
 // copyMark is the content of <id>.copying.
@@ -50,14 +51,15 @@ type imageSource struct {
 	id         string
 	dir        *os.Root
 	dirName    string
-	least      int64 // bytes that the image has to have
-	generation int64 // differs when somebody may have written to it
+	least      int64  // bytes that the image has to have
+	generation int64  // differs when somebody may have written to it
+	xfsOn      string // the node that may have it mounted, as xfs
 }
 
 // beginCopy opens both images and leaves the mark. The caller holds the lock of the
 // new object, and keeps the source from being changed.
 func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err error) {
-	c := &imageCopy[T]{store: s, id: id, atomic: s.pool.reflink}
+	c := &imageCopy[T]{store: s, id: id, atomic: s.pool.reflink, xfsOn: from.xfsOn}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -99,12 +101,17 @@ func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err 
 }
 
 // cut makes the whole image at one moment: what is written to the source at the
-// same time is in it up to a point, and nothing behind that.
+// same time is in it up to a point, and nothing behind that. errBusy: that was a moment
+// at which the volume was growing.
 func (c *imageCopy[T]) cut() error {
-	return c.pool.do("clone image", func() error {
+	err := c.pool.do("clone image", func() error {
 		c.mark.CutAt = time.Now().UTC()
 		return cloneFile(c.dst, c.src)
 	})
+	if err == nil && c.xfsOn != "" {
+		err = checkGrown(c.dst, c.xfsOn)
+	}
+	return err
 }
 
 // fill copies what is data. room is asked from time to time.

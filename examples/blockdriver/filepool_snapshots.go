@@ -213,6 +213,9 @@ func (b *fileBackend) holdVolume(ctx context.Context, id string) (from copySourc
 		return from, nil, fmt.Errorf("source volume %q: %w", id, err)
 	}
 	from = copySource{imageSource{id: id, dir: b.volumes, dirName: "volumes", least: v.CapacityBytes, generation: v.Generation}, v.AccessType}
+	if v.Attachment != nil && v.AccessType == "xfs" {
+		from.xfsOn = v.Attachment.NodeID
+	}
 	return from, b.holdSource(id, unlock), nil
 }
 
@@ -262,7 +265,7 @@ func begin[T object](b *fileBackend, to *store[T], id string, from copySource) (
 }
 
 // fillOrCut makes the image, in one cut or piece by piece. Nothing is left of it
-// when the pool is full: the CO gives up then.
+// when the pool is full: the CO gives up then; nor of a cut that is of no use.
 func fillOrCut[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], size int64) error {
 	var err error
 	if c.atomic {
@@ -273,7 +276,7 @@ func fillOrCut[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], s
 	if err == nil {
 		err = c.finish(size)
 	}
-	if err = withSpaceKind(err); errors.Is(err, errFull) || errors.Is(err, errOutOfRange) {
+	if err = withSpaceKind(err); errors.Is(err, errFull) || errors.Is(err, errOutOfRange) || errors.Is(err, errBusy) {
 		return c.abandon(c.id, err)
 	}
 	return err

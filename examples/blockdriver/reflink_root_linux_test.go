@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -167,4 +168,46 @@ func TestDirectIOAfterASnapshot(t *testing.T) {
 		VolumeId: w.id, MutableParameters: map[string]string{paramDirectIO: "true"},
 	})
 	must(t, errors.Join(err, w.attach(), w.stage(), w.publish("a", false), w.write(), w.check("a"), w.unpublish("a"), w.unstage(), w.detach()))
+}
+
+// A volume in use is not copied while its xfs grows: of such a cut, Linux may be unable to
+// replay the log. Nothing is left of the attempt, and the next succeeds when the node has
+// written the superblock.
+func TestCutOfAGrowingXFS(t *testing.T) {
+	gate.Root(t)
+	gate.Tools(t, "mkfs.xfs", "blkid", "xfs_growfs")
+	w := newCrashVolume(t, "xfs", 300<<20)
+	mountPool(t, w.pool(), "xfs")
+	startInProcess(t, w.dir)
+	t.Cleanup(w.close)
+	must(t, errors.Join(w.create(), w.attach(), w.stage(), w.unstage()))
+	superblock := func() string { return readAt(t, w.image(), 0, 512) }
+	small := superblock()
+	must(t, errors.Join(w.expand(), w.snapshot(), w.deleteSnapshot(), w.stage(), w.unstage()))
+	grown := superblock()
+
+	clone := func() error { return w.createFrom(csiSource(&Source{VolumeID: w.id})) }
+	group := func() error { _, err := w.group(w.id); return err }
+	copies := map[string]func() error{"snapshot": w.snapshot, "clone": clone, "group": group}
+	writeAt(t, w.image(), small, 0)
+	for name, cut := range copies {
+		refused(t, cut(), codes.Aborted, `its xfs is growing on node "node"`)
+		for _, dir := range []string{"snapshots", "groups", "volumes"} {
+			left, err := os.ReadDir(filepath.Join(w.pool(), dir))
+			must(t, err)
+			for _, x := range left {
+				if !strings.HasPrefix(x.Name(), w.id) {
+					t.Errorf("%s: %s/%s is left", name, dir, x.Name())
+				}
+			}
+		}
+	}
+	must(t, w.detach())
+	must(t, errors.Join(w.snapshot(), w.deleteSnapshot())) // it is as it is
+	must(t, w.attach())
+	refused(t, w.snapshot(), codes.Aborted, "growing")
+	writeAt(t, w.image(), grown, 0)
+	for _, cut := range copies {
+		must(t, cut())
+	}
 }
