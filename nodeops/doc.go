@@ -72,7 +72,9 @@
 // Linux may be unable to replay (6.12 can more often than those before it, commit
 // 6a18765b54e2, and 6.18 not always): staging is KindInternal with "structure needs
 // cleaning", until an operator runs xfs_repair. StageFilesystem and Expand therefore have
-// the superblock written before they return; what remains is a moment while they run.
+// the superblock written before they return. What remains is a moment while they run:
+// who cuts snapshots of mounted volumes does so at another time, or looks into the cut
+// whether it fell there, as filepool_xfs.go of examples/blockdriver does.
 //
 // # btrfs
 //
