@@ -118,6 +118,9 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 	if err := p.checkMarker(create); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
+	if err := p.checkDirs(); err != nil {
+		return nil, fail("open pool", abs, "%w", err)
+	}
 	if p.volumes, err = p.openDir("volumes"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
@@ -134,6 +137,29 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 		return nil, fail("open pool", abs, "%w", err)
 	}
 	return p, nil
+}
+
+// checkDirs finds that a directory is gone. To make it anew would tell the CO that all in
+// it was deleted. A start that was killed leaves none of those that are made later, and an
+// earlier version made volumes and nodes first.
+func (p *pool) checkDirs() error {
+	for _, d := range []struct {
+		name  string
+		later []string
+	}{
+		{"volumes", []string{"snapshots", "groups", "nodes"}},
+		{"snapshots", []string{"groups"}},
+	} {
+		if _, err := p.root.Lstat(d.name); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		for _, other := range d.later {
+			if _, err := p.root.Lstat(other); err == nil {
+				return fmt.Errorf("%w: the directory %s is gone, and %s is there; restore it, or make an empty one if nothing was in it", errDamaged, d.name, other)
+			}
+		}
+	}
+	return nil
 }
 
 func (p *pool) openDir(name string) (*os.Root, error) {

@@ -204,18 +204,32 @@ func TestOpenPool(t *testing.T) {
 			write(t, dir+"/.csikit-pool", `{"format":"csikit-pool","version":2}`)
 		}, "format version 2"},
 		{"a file", func(t *testing.T, dir string) { write(t, dir, "") }, "not a directory"},
+		{"volumes are gone", func(t *testing.T, dir string) {
+			makePool(t, dir)
+			os.Remove(dir + "/volumes")
+		}, "the directory volumes is gone"},
+		{"snapshots are gone", func(t *testing.T, dir string) {
+			makePool(t, dir)
+			os.Remove(dir + "/snapshots")
+		}, "the directory snapshots is gone"},
+		{"of an earlier version", func(t *testing.T, dir string) {
+			makePool(t, dir)
+			os.Remove(dir + "/snapshots")
+			os.Remove(dir + "/groups")
+		}, ""},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "pool")
 			test.prepare(t, dir)
+			before, _ := os.ReadDir(dir)
 			p, err := openPool(dir)
 			if test.wantErr != "" {
 				if err == nil || !strings.Contains(err.Error(), test.wantErr) {
 					t.Fatalf("error %v, want %q", err, test.wantErr)
 				}
-				if _, err := os.Stat(dir + "/volumes"); err == nil {
-					t.Error("refused, and yet something was made in it")
+				if after, _ := os.ReadDir(dir); len(after) != len(before) {
+					t.Errorf("refused, and yet something was made in it: %v", after)
 				}
 				if _, err := os.Stat(dir); test.name == "missing" && err == nil {
 					t.Error("refused, and yet it was made")
