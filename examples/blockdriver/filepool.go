@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/csikit/csikit/topology"
 )
@@ -40,7 +41,9 @@ type pool struct {
 	groups    *os.Root
 	nodes     *os.Root
 
-	reflink bool // files can share blocks; found out by the controller
+	reflinkMu    sync.Mutex
+	reflinkKnown bool
+	reflink      bool // files can share blocks; found out by the controller, see reflinks
 
 	nodeLock *nodeLock // of a node plugin
 
@@ -278,7 +281,14 @@ func (p *pool) RegisterNode(nodeID string, maxVolumes int64, at topology.Segment
 	if err != nil {
 		return fail("register node", nodeID, "%w", err)
 	}
-	if _, err := p.replaceFile(p.nodes, nodeID+extMetadata, data); err != nil {
+	if has, err := p.nodes.ReadFile(nodeID + extMetadata); err == nil && bytes.Equal(has, data) {
+		err = p.sync(p.nodes) // who has written it may not have got so far
+		if err != nil {
+			return fail("register node", nodeID, "%w", err)
+		}
+		return nil
+	}
+	if _, err := p.replaceWhenFull(p.nodes, nodeID+extMetadata, data); err != nil {
 		return fail("register node", nodeID, "%w", err)
 	}
 	return nil

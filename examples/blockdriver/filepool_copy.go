@@ -56,10 +56,23 @@ type imageSource struct {
 	xfsOn      string // the node that may have it mounted, as xfs
 }
 
+// reflinks reports whether files of the pool can share blocks. In a full pool that cannot
+// be tried out, and it is asked again.
+func (p *pool) reflinks() bool {
+	p.reflinkMu.Lock()
+	defer p.reflinkMu.Unlock()
+	if !p.reflinkKnown {
+		var err error
+		p.reflink, err = p.canReflink()
+		p.reflinkKnown = !isFull(err)
+	}
+	return p.reflink
+}
+
 // beginCopy opens both images and leaves the mark. The caller holds the lock of the
 // new object, and keeps the source from being changed.
 func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err error) {
-	c := &imageCopy[T]{store: s, id: id, atomic: s.pool.reflink, xfsOn: from.xfsOn}
+	c := &imageCopy[T]{store: s, id: id, atomic: s.pool.reflinks(), xfsOn: from.xfsOn}
 	defer func() {
 		if err != nil {
 			c.close()

@@ -107,7 +107,7 @@ func holdsData(f *os.File) (bool, error) {
 
 // canReflink finds out whether files of the pool can share blocks. The pool's lock is
 // held: what is there of earlier attempts was left by a kill.
-func (p *pool) canReflink() bool {
+func (p *pool) canReflink() (bool, error) {
 	const prefix = markerName + ".try-"
 	names, _ := readNames(p.root)
 	for _, name := range names {
@@ -120,15 +120,21 @@ func (p *pool) canReflink() bool {
 		name := prefix + rand.Text() + extTemp
 		f, err := p.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
-			return false
+			return false, err
 		}
 		defer p.root.Remove(name)
 		defer f.Close()
 		files[i] = f
 	}
 	_, err := files[0].Write(make([]byte, 4096))
-	return err == nil && cloneFile(files[1], files[0]) == nil
+	if err == nil {
+		err = cloneFile(files[1], files[0])
+	}
+	return err == nil, err
 }
+
+// allocate makes f size bytes large, with room for all of them.
+func allocate(f *os.File, size int64) error { return unix.Fallocate(int(f.Fd()), 0, 0, size) }
 
 // cloneFile makes all of src the content of dst, which then share their blocks. It
 // excludes writers to src, and what they wrote before is flushed first.

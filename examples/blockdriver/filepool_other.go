@@ -13,7 +13,9 @@ func (p *pool) statfs() (total, free int64, err error) { return 0, 0, errors.Err
 
 func holdsData(*os.File) (bool, error) { return true, errors.ErrUnsupported }
 
-func (p *pool) canReflink() bool { return false }
+func (p *pool) canReflink() (bool, error) { return false, errors.ErrUnsupported }
+
+func allocate(*os.File, int64) error { return errors.ErrUnsupported }
 
 func cloneFile(*os.File, *os.File) error { return errors.ErrUnsupported }
 

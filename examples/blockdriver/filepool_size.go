@@ -116,6 +116,7 @@ func (b *fileBackend) checkRoom(size, promise, need int64) error {
 	case promise > promisable:
 		return fmt.Errorf("%w: the pool has %d bytes, promised %d and may promise %v times its size; delete volumes, enlarge the pool or raise -overcommit", errFull, total, b.promised.Load(), b.limits.overcommit)
 	}
+	_ = b.keepSpare() // the next one tries again
 	return nil
 }
 
@@ -144,7 +145,7 @@ func (p *pool) measure() (total, free int64, err error) {
 // more volumes.
 func withSpaceKind(err error) error {
 	switch {
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case isFull(err):
 		return fmt.Errorf("%w: %w; delete volumes or enlarge the pool", errFull, err)
 	case errors.Is(err, syscall.EFBIG):
 		return fmt.Errorf("%w: %w; the pool's file system cannot hold so large a file", errOutOfRange, err)

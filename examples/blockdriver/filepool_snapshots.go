@@ -205,7 +205,7 @@ func (b *fileBackend) holdVolume(ctx context.Context, id string) (from copySourc
 		return from, nil, err
 	}
 	v, err := b.vols.current(id)
-	if err == nil && v.Attachment != nil && !b.reflink {
+	if err == nil && v.Attachment != nil && !b.reflinks() {
 		err = fmt.Errorf("%w: it is attached to node %q, and the pool's file system cannot copy it at one moment; detach it first, or use a pool on xfs or btrfs", errInUse, v.Attachment.NodeID)
 	}
 	if err != nil {
@@ -237,7 +237,7 @@ func (b *fileBackend) holdSnapshot(ctx context.Context, id string) (from copySou
 }
 
 func (b *fileBackend) holdSource(id string, unlock func()) (release func()) {
-	if b.reflink {
+	if b.reflinks() {
 		return unlock
 	}
 	defer unlock()

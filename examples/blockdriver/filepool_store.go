@@ -200,7 +200,11 @@ func (s *store[T]) save(v T) (inDoubt bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	inDoubt, err = s.pool.replaceFile(s.dir, v.objectID()+extMetadata, data)
+	replace := s.pool.replaceFile
+	if s.known(v.objectID()) {
+		replace = s.pool.replaceWhenFull
+	}
+	inDoubt, err = replace(s.dir, v.objectID()+extMetadata, data)
 	if err == nil || inDoubt {
 		s.put(record[T]{id: v.objectID(), value: v, inDoubt: inDoubt})
 	}
@@ -407,7 +411,7 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 		return s.finishDelete(id)
 	case ext == extCopying && s.known(id): // and complete
 		return s.pool.remove(s.dir, name)
-	case ext == extCopying && s.pool.reflink: // a cut is made anew
+	case ext == extCopying && s.pool.reflinks(): // a cut is made anew
 		return s.dropCopy(id)
 	case ext == extCopying:
 		s.setBegun(id, true)

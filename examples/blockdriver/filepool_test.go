@@ -1249,6 +1249,58 @@ func TestFullPool(t *testing.T) {
 		t.Errorf("a full pool must let volumes go: %v", err)
 	}
 	wantFiles(t, b.dir)
+	mustRegister(t, b.pool, "n1") // nothing new is written
+}
+
+// What has to be written in a full pool gets its spare room, and nothing else does.
+func TestSpareRoom(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	mustRegister(t, b.pool, "n1")
+	v := mustCreate(t, b, spec("a"))
+	ctx := t.Context()
+	spare := func() int64 {
+		info, err := b.root.Stat(spareName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	full := spare()
+	b.step = func(name string) error {
+		if name == "write temp" && spare() >= full {
+			return syscall.ENOSPC
+		}
+		return nil
+	}
+	_, err := b.CreateVolume(ctx, spec("b"))
+	wantCode(t, err, codes.ResourceExhausted)
+	if spare() != spareSize {
+		t.Errorf("a new volume took of the spare room: %d bytes are left", spare())
+	}
+	b.space = func() (int64, int64, error) { return 1 << 40, 0, nil }
+	b.limits.reserve = 5
+	for i, op := range []func() error{
+		func() error { _, err := b.AttachVolume(ctx, v.ID, Attachment{NodeID: "n1"}); return err },
+		func() error { return b.DetachVolume(ctx, v.ID, "") },
+		func() error { return b.ModifyVolume(ctx, v.ID, map[string]string{paramReadAhead: "64"}) },
+		func() error { return b.RegisterNode("n2", 0, nil) },
+	} {
+		if full = spare(); op() != nil || spare() != full-sparePiece {
+			t.Errorf("%d: the spare room had %d bytes and has %d", i, full, spare())
+		}
+	}
+	full = 0
+	wantCode(t, b.DetachVolume(ctx, v.ID, "n2"), codes.OK)
+	_, err = b.AttachVolume(ctx, v.ID, Attachment{NodeID: "n2"})
+	wantCode(t, err, codes.Unavailable)
+	if spare() != 0 {
+		t.Errorf("%d bytes are left of the spare room", spare())
+	}
+	b.step, b.space = nil, func() (int64, int64, error) { return 1 << 40, 1 << 40, nil }
+	mustCreate(t, b, spec("b"))
+	if spare() != spareSize {
+		t.Errorf("the spare room was not made up for: %d bytes", spare())
+	}
 }
 
 func TestLock(t *testing.T) {

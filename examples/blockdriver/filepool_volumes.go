@@ -80,7 +80,7 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 	} else if err != nil {
 		return nil, fail("open pool", p.dir, "lock %s: %w", markerName, err)
 	}
-	p.reflink = p.canReflink()
+	p.reflinks()
 	if err := b.vols.repair(b.finishExpansion); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
@@ -89,6 +89,9 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 	}
 	if err := b.groups.repair(func(Group) error { return nil }); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
+	}
+	if err := p.keepSpare(); err != nil {
+		log.Warn("if the pool gets full, volumes may not be taken off their nodes", "pool", p.dir, "error", err)
 	}
 	return b, nil
 }

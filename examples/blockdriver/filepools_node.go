@@ -69,8 +69,11 @@ func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
 		return nil // RegisterNode says what is wrong
 	}
 	l := &nodeLock{pool: p, nodeID: nodeID, taken: make(chan struct{})}
-	var err error
-	if l.file, err = p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+	err := p.whenFull(func() (err error) {
+		l.file, err = p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+		return err
+	})
+	if err != nil {
 		return fail("lock node", nodeID, "%w", err)
 	}
 	switch err = l.try(); {
@@ -120,11 +123,13 @@ func (l *nodeLock) try() error {
 		return err
 	}
 	data, err := json.Marshal(self)
-	if err == nil {
-		_, err = l.file.WriteAt(data, 0)
-		err = errors.Join(err, l.file.Truncate(int64(len(data))))
+	if err != nil {
+		return err
 	}
-	return err
+	return l.pool.whenFull(func() error {
+		_, err := l.file.WriteAt(data, 0)
+		return errors.Join(err, l.file.Truncate(int64(len(data))))
+	})
 }
 
 // await tries until it has the lock, or until ctx ends. While another machine has it,
