@@ -62,6 +62,11 @@ func TestPoolFullToTheLastBlock(t *testing.T) {
 			must(t, p.lockNode("n1", b.log))
 			mustRegister(t, p, "n1")
 			must(t, p.Close())
+			// Without spare room a start cannot even try whether blocks are shared.
+			closeBackend(t, b)
+			must(t, os.Remove(filepath.Join(dir, spareName)))
+			fillDisk(t, filepath.Join(full, "g"))
+			b = openBackend(t, dir, nil)
 			must(t, os.RemoveAll(full))
 			mustSnap(t, b, "of a volume in use", volumes[0].ID)
 			mustCreate(t, b, spec("new"))
