@@ -73,6 +73,8 @@ func TestFsck(t *testing.T) {
 	write(t, filepath.Join(dir, "volumes", "notes.txt"), "")
 	write(t, filepath.Join(dir, "groups", groupID("g")+extFrozen), `{"version":1,"node_id":"n"}`)
 	write(t, v("blank")+extImage, "")
+	write(t, filepath.Join(dir, "nodes", "m.json"), `{"version":1,"node_id":"`)
+	write(t, filepath.Join(dir, "groups", groupID("unreadable")+extMaking), `{"version":1,"na`)
 	orphanID := snapshotID(memberName("never", "v"))
 	write(t, filepath.Join(dir, "groups", groupID("never")+extMaking), `{"version":1,"name":"never","volume_ids":["v"]}`)
 	orphan := `{"version":1,"id":"` + orphanID + `","size_bytes":4,"access_type":"ext4","created_at":"2026-01-01T00:00:00Z","group_id":"` + groupID("never") + `"}`
@@ -90,6 +92,7 @@ func TestFsck(t *testing.T) {
 	}
 	stay := []string{
 		"is missing", "metadata damaged", "not a file of the driver's", "left frozen", "holds data, and its metadata is missing", `node "n", which nobody knows`,
+		"the record of a node cannot be understood", "a group snapshot that was begun is damaged",
 	}
 	mend := []string{
 		"a write was cut off", "a deletion that has ended", "a deletion was cut off", "a copy was cut off", "an expansion from 1073741824 to 2147483648",
@@ -97,7 +100,7 @@ func TestFsck(t *testing.T) {
 	}
 	before := tree(t, dir)
 	out, err := command(t, "fsck", "-pool", dir)
-	if !errors.Is(err, errProblems) || !strings.Contains(out, "15 problems, 9 of which") {
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "17 problems, 9 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, text := range append(stay, mend...) {
@@ -109,11 +112,11 @@ func TestFsck(t *testing.T) {
 		t.Errorf("something was changed:\n%s\nbefore:\n%s", after, before)
 	}
 	out, err = command(t, "fsck", "-repair", "-pool", dir)
-	if !errors.Is(err, errProblems) || strings.Count(out, "done: ") != 9 || !strings.Contains(out, "6 problems, 0 of which") {
+	if !errors.Is(err, errProblems) || strings.Count(out, "done: ") != 9 || !strings.Contains(out, "8 problems, 0 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, err = command(t, "fsck", "-pool", dir)
-	if !errors.Is(err, errProblems) || !strings.Contains(out, "6 problems, 0 of which") {
+	if !errors.Is(err, errProblems) || !strings.Contains(out, "8 problems, 0 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, text := range stay {

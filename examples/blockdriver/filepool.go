@@ -306,6 +306,12 @@ func (p *pool) readNode(nodeID string) (r nodeRecord, err error) {
 	if err == nil {
 		err = json.Unmarshal(data, &r)
 	}
+	if err == nil && (r.Version != formatVersion || r.NodeID != nodeID) {
+		err = fmt.Errorf("version %d, node %q", r.Version, r.NodeID)
+	}
+	if err != nil { // not errDamaged: no data is lost
+		err = fmt.Errorf("%s cannot be understood: %w; restart the node plugin there, which writes it anew", p.file("nodes", nodeID+extMetadata), err)
+	}
 	return r, err
 }
 

@@ -169,11 +169,29 @@ func (s *scan) run() error {
 				s.found(d.name, name, "not a file of the driver's", "move it away", false)
 				continue
 			}
-			has := func(ext string) bool { return slices.Contains(names, id+ext) }
+			has := func(ext string) bool {
+				_, there := slices.BinarySearch(names, id+ext)
+				return there
+			}
 			s.file(d.name, d.root, name, id, has, d.read)
 		}
 	}
-	return nil
+	return s.nodeRecords()
+}
+
+func (s *scan) nodeRecords() error {
+	names, err := readNames(s.pool.nodes)
+	slices.Sort(names)
+	for _, name := range names {
+		node, isRecord := strings.CutSuffix(name, extMetadata)
+		if !isRecord {
+			continue
+		}
+		if _, err := s.readNode(node); err != nil {
+			s.found("nodes", name, "the record of a node cannot be understood", "restart the node plugin there, which writes it anew", false)
+		}
+	}
+	return err
 }
 
 // file judges one file by those that are there beside it.
@@ -203,10 +221,12 @@ func (s *scan) file(dir string, root *os.Root, name, id string, has func(ext str
 			s.found(dir, name, "a copy was cut off", "remove it, or ask for it again and it goes on", true)
 		}
 	case extMaking:
-		s.unfinished = append(s.unfinished, id)
 		if has(extMetadata) {
 			s.found(dir, name, "the mark of a group snapshot that has ended", "remove it", true)
+		} else if err := s.making(id); err != nil {
+			s.found(dir, name, reason(err), "remove it with the driver stopped, then look again for the snapshots of the group", false)
 		} else {
+			s.unfinished = append(s.unfinished, id)
 			s.found(dir, name, "a group snapshot was cut off", "remove it and its snapshots", true)
 		}
 	case extFrozen:
@@ -252,6 +272,14 @@ func (s *scan) volume(id string) (int64, error) {
 		}
 	}
 	return v.CapacityBytes, err
+}
+
+func (s *scan) making(id string) error {
+	data, err := s.pool.groups.ReadFile(id + extMaking)
+	if err == nil {
+		_, err = readMakingMark(data)
+	}
+	return err
 }
 
 func (s *scan) snapshot(id string) (int64, error) {

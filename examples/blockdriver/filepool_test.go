@@ -1354,6 +1354,21 @@ func TestConcurrentCreate(t *testing.T) {
 	}
 }
 
+// A node's record that is damaged says what to do; no volume is lost by it.
+func TestAttachToDamagedNode(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	v := mustCreate(t, b, spec("a"))
+	for _, text := range []string{"", "{", `{"version":2,"node_id":"n1"}`, `{"version":1,"node_id":"n2"}`} {
+		write(t, b.file("nodes", "n1"+extMetadata), text)
+		_, err := b.AttachVolume(t.Context(), v.ID, Attachment{NodeID: "n1"})
+		wantCode(t, err, codes.Unavailable, "restart the node plugin")
+	}
+	mustRegister(t, b.pool, "n1")
+	if _, err := b.AttachVolume(t.Context(), v.ID, Attachment{NodeID: "n1"}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConcurrentAttach(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	v := mustCreate(t, b, spec("a"))

@@ -204,6 +204,13 @@ type makingMark struct {
 	VolumeIDs []string `json:"volume_ids"`
 }
 
+func readMakingMark(data []byte) (mark makingMark, err error) {
+	if err = json.Unmarshal(data, &mark); err != nil || mark.Version != formatVersion || len(mark.VolumeIDs) == 0 {
+		err = fmt.Errorf("the mark of a group snapshot that was begun is %w", errDamaged)
+	}
+	return mark, err
+}
+
 func (b *fileBackend) markGroup(id string, s GroupSpec) error {
 	data, err := encode(makingMark{formatVersion, s.Name, s.VolumeIDs})
 	if err == nil {
@@ -226,12 +233,8 @@ func (m *filePools) dropUnfinished(id string) error {
 		if r, _ := b.groups.lookUp(id); r.inDoubt {
 			continue
 		}
-		var mark makingMark
-		if err == nil {
-			err = json.Unmarshal(data, &mark)
-		}
 		if err == nil && !recorded {
-			err = m.dropMembers(GroupSpec{Name: mark.Name, VolumeIDs: mark.VolumeIDs})
+			err = m.dropMarked(b, id, data)
 		}
 		if err == nil {
 			err = b.remove(b.pool.groups, id+extMaking)
@@ -242,6 +245,14 @@ func (m *filePools) dropUnfinished(id string) error {
 		b.groups.setBegun(id, false)
 	}
 	return nil
+}
+
+func (m *filePools) dropMarked(b *fileBackend, id string, data []byte) error {
+	mark, err := readMakingMark(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w; remove it with the driver stopped, then fsck names the snapshots of the group", b.file("groups", id+extMaking), err)
+	}
+	return m.dropMembers(GroupSpec{Name: mark.Name, VolumeIDs: mark.VolumeIDs})
 }
 
 func (m *filePools) dropMembers(s GroupSpec) error {
