@@ -46,7 +46,8 @@ func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_Access
 func (w *walker) nodePublishVolumeRequestByHand(m *csi.NodePublishVolumeRequest) {
 	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" {
 		w.addCode(codes.FailedPrecondition, "staging_target_path", "staging-path",
-			"is empty, but this plugin stages volumes: call NodeStageVolume first and send its path")
+			"is empty, but this plugin stages volumes: call NodeStageVolume first and send its path. "+
+				"Ephemeral inline volumes, which Kubernetes does not stage, are not offered: use a claim, or a generic ephemeral volume")
 	}
 }
 

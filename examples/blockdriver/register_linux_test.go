@@ -5,11 +5,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -81,4 +83,22 @@ func dial(t *testing.T, path string) *grpc.ClientConn {
 	}
 	t.Cleanup(func() { c.Close() })
 	return c
+}
+
+// A pod that asks for an inline volume is told what to use instead. kubelet says that it
+// is one only if the CSIDriver has podInfoOnMount, and never stages it.
+func TestEphemeralIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	makePool(t, filepath.Join(dir, "pool"))
+	sock := strings.TrimPrefix(serveMode(t, dir, "node", "csi.sock"), "unix://")
+	for _, attributes := range []map[string]string{nil, {"csi.storage.k8s.io/ephemeral": "true"}} {
+		_, err := csi.NewNodeClient(dial(t, sock)).NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+			VolumeId: "csi-0123456789abcdef", TargetPath: filepath.Join(dir, "target"), VolumeContext: attributes,
+			VolumeCapability: &csi.VolumeCapability{
+				AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
+			},
+		}, grpc.WaitForReady(true))
+		refused(t, err, codes.FailedPrecondition, "Ephemeral inline volumes, which Kubernetes does not stage, are not offered: use a claim")
+	}
 }
