@@ -127,11 +127,12 @@ func (c *imageCopy[T]) cut() error {
 	return err
 }
 
-// fill copies what is data. room is asked from time to time.
+// fill copies what is data. room is asked before each piece: others write too.
 func (c *imageCopy[T]) fill(ctx context.Context, room func() error) error {
 	if err := c.pool.do("truncate image", func() error { return c.dst.Truncate(c.size) }); err != nil {
 		return err
 	}
+	asked := c.mark.Done
 	for at, saved := c.mark.Done, c.mark.Done; ; {
 		start, end, err := nextData(c.src, at)
 		if errors.Is(err, io.EOF) {
@@ -144,14 +145,17 @@ func (c *imageCopy[T]) fill(ctx context.Context, room func() error) error {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("the driver stops: %w", err)
 		}
+		if end-asked >= copyPiece { // small ones go together
+			if err := room(); err != nil {
+				return err
+			}
+			asked = end
+		}
 		if err := c.pool.do("copy", func() error { return copyRange(c.dst, c.src, start, end-start) }); err != nil {
 			return err
 		}
 		if at = end; at-saved < copyCheckpoint {
 			continue
-		}
-		if err := room(); err != nil {
-			return err
 		}
 		if err := c.pool.do("sync image", c.dst.Sync); err != nil {
 			return err

@@ -400,6 +400,39 @@ func TestCloseStopsCopies(t *testing.T) {
 }
 
 // A full pool is left as it was.
+// Each of several copies fits into the pool, and all together do not: they leave the
+// reserve alone.
+func TestCopiesLeaveTheReserve(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink, b.limits.reserve = false, 50
+	v := mustCreate(t, b, spec("a"))
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := b.volumes.OpenFile(v.ID+extImage, os.O_WRONLY, 0)
+	must(err)
+	_, err = f.Write(bytes.Repeat([]byte("data"), 4*copyPiece/4))
+	must(errors.Join(err, f.Close()))
+	pieces := 0
+	b.step = func(name string) error {
+		if name == "copy" {
+			pieces++
+		}
+		return nil
+	}
+	b.space = func() (int64, int64, error) { // another copy writes as much
+		return 2 * gib, gib + 5*copyPiece - int64(2*pieces)*copyPiece, nil
+	}
+	_, err = b.CreateSnapshot(t.Context(), snap("s", v.ID))
+	wantCode(t, err, codes.ResourceExhausted, "its reserve")
+	if pieces != 3 {
+		t.Errorf("%d pieces were copied", pieces)
+	}
+}
+
 func TestCopyIntoFullPool(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
