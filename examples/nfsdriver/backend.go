@@ -28,7 +28,8 @@ type Backend interface {
 	// differences.
 	CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error)
 	// DeleteVolume does what the ID says about the directory. An ID that is not
-	// one of this driver, and a volume that is not there, are no error.
+	// one of this driver, and a volume that is not there, are no error, and nor is the ID
+	// of an earlier volume of that name: what has the name now stays.
 	DeleteVolume(ctx context.Context, id string) error
 	// ExpandVolume promises more capacity.
 	ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error)
@@ -42,7 +43,7 @@ type Backend interface {
 	// is one of that volume, else errConflict. A volume that changes while it is copied
 	// is errInUse, unless inUse allows a copy that is of no one moment.
 	CreateSnapshot(ctx context.Context, name, volumeID string, inUse bool) (Snapshot, error)
-	// DeleteSnapshot removes the copy. What is not there is no error.
+	// DeleteSnapshot removes the copy. What is not there is no error, as for volumes.
 	DeleteSnapshot(ctx context.Context, id string) error
 	// GetSnapshot returns errNotFound for a snapshot that is not there.
 	GetSnapshot(ctx context.Context, id string) (Snapshot, error)
@@ -67,7 +68,7 @@ type Volume struct {
 // VolumeSpec is what CreateVolume is asked for.
 type VolumeSpec struct {
 	Name       string
-	Ref        volumeRef // becomes the ID
+	Ref        volumeRef // becomes the ID, with a nonce
 	Access     access
 	Capacity   CapacityRange
 	Parameters map[string]string // for comparison with those of a repeated request
@@ -103,7 +104,9 @@ func (v Volume) differences(s VolumeSpec) []string {
 		}
 	}
 	differ("name", v.Name, s.Name)
-	differ("ID", v.ID, s.Ref.encode())
+	wants := s.Ref
+	wants.Nonce = nonceOf(v.ID)
+	differ("ID", v.ID, wants.encode())
 	differ("source", v.SourceID, s.SourceID)
 	if !s.Capacity.contains(v.CapacityBytes) {
 		diff = append(diff, fmt.Sprintf("capacity: volume has %d bytes, request wants %d to %d (0: any)", v.CapacityBytes, s.Capacity.Required, s.Capacity.Limit))

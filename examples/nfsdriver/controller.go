@@ -72,8 +72,8 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: csiVolume(v)}, nil
 }
 
-// volumeSpec is what CreateVolume asks for. The locks need it as well: they know the
-// volume by its ID, which follows from it.
+// volumeSpec is what CreateVolume asks for. The locks need it as well: the volume's
+// place follows from it.
 func volumeSpec(req *csi.CreateVolumeRequest) (VolumeSpec, error) {
 	if req.GetAccessibilityRequirements() != nil || len(req.GetMutableParameters()) > 0 {
 		return VolumeSpec{}, status.Error(codes.InvalidArgument, "accessibility_requirements and mutable_parameters: this driver does not offer the capability; send the request without them")

@@ -130,8 +130,7 @@ func failEach(t *testing.T, shares string, errno syscall.Errno, rpc struct {
 			t.Logf("%s", log)
 		}
 	}()
-	w.mustCreate("first") // makes the driver's directory
-	must(t, w.delete("vol1#server#/a#first#delete"))
+	must(t, w.delete(w.mustCreate("first").GetVolumeId())) // makes the driver's directory
 	wantShare(t, w.share)
 	for n := 1; !t.Failed(); n++ {
 		name := fmt.Sprint("n", n)

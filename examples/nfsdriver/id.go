@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"fmt"
 	"net/netip"
 	"path"
@@ -52,6 +53,7 @@ type volumeRef struct {
 	export
 	SubDir   string // relative to the share
 	Digest   string // of the subDir, in its place where the ID is too short for that
+	Nonce    string // tells it from others that had the subDir; "" of a volume that is not made yet
 	OnDelete onDelete
 }
 
@@ -63,21 +65,33 @@ func (r volumeRef) key() string {
 	return digest(r.SubDir)
 }
 
+// place tells volumes apart that may be there at once, for locks.
+func (r volumeRef) place() string { return r.export.String() + separator + r.key() }
+
 // snapshotRef is a snapshot ID taken apart.
 type snapshotRef struct {
 	export
-	Key string // 32 hexadecimal digits, derived from the name
+	Key   string // 32 hexadecimal digits, derived from the name
+	Nonce string // as a volume's
 }
+
+// place is a volume's place, for snapshots.
+func (r snapshotRef) place() string { return r.export.String() + separator + r.Key }
 
 // The IDs are their fields in a fixed order, behind a word that names kind and
 // version:
 //
-//	vol1#server#/share#sub/dir#delete[#options]
-//	vol1d#server#/share#0123456789abcdef0123456789abcdef#delete[#options]
-//	snap1#server#/share#0123456789abcdef0123456789abcdef[#options]
+//	vol1#server#/share#sub/dir#ABCDEFGHIJKLM#delete[#options]
+//	vol1d#server#/share#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM#delete[#options]
+//	snap1#server#/share#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM[#options]
 //
 // The second one is for a subDir that has no room in the first: its digest is enough to
 // find the record, and a node has the subDir in the volume's attributes.
+//
+// All but the nonce follows from what was asked for, and finds the record. The nonce is
+// new each time that something is made, and the record has to have the same: a call that
+// comes late, for what was deleted, never hits what was made anew in its place. A
+// node does not see the records. It mounts what is at the path.
 //
 // A text is an ID only if it is what the encoder makes of its fields: there are no
 // two spellings of a path, and none that leads elsewhere.
@@ -87,19 +101,27 @@ const (
 	snapshotKind = "snap1"
 	separator    = "#"
 	maxID        = 128 // the spec's limit for a string
+
+	nonceLength = 13 // of 5 bits each
+	nonceField  = 4  // of all kinds
 )
+
+func newNonce() string { return rand.Text()[:nonceLength] }
+
+// nonceOf returns that of a good ID.
+func nonceOf(id string) string { return strings.Split(id, separator)[nonceField] }
 
 func (r volumeRef) encode() string {
 	if r.Digest == "" {
-		if id := joinID(volumeKind, r.Server, r.Share, r.SubDir, string(r.OnDelete), r.Options); len(id) <= maxID {
+		if id := joinID(volumeKind, r.Server, r.Share, r.SubDir, r.Nonce, string(r.OnDelete), r.Options); len(id) <= maxID {
 			return id
 		}
 	}
-	return joinID(digestKind, r.Server, r.Share, r.key(), string(r.OnDelete), r.Options)
+	return joinID(digestKind, r.Server, r.Share, r.key(), r.Nonce, string(r.OnDelete), r.Options)
 }
 
 func (r snapshotRef) encode() string {
-	return joinID(snapshotKind, r.Server, r.Share, r.Key, r.Options)
+	return joinID(snapshotKind, r.Server, r.Share, r.Key, r.Nonce, r.Options)
 }
 
 func joinID(fields ...string) string {
@@ -111,11 +133,11 @@ func parseVolumeID(id string) (volumeRef, error) {
 	if strings.HasPrefix(id, digestKind+separator) {
 		kind = digestKind
 	}
-	fields, err := splitID(id, kind, 5)
+	fields, err := splitID(id, kind, 6)
 	if err != nil {
 		return volumeRef{}, err
 	}
-	r := volumeRef{export: export{fields[1], fields[2], fields[5]}, OnDelete: onDelete(fields[4])}
+	r := volumeRef{export: export{fields[1], fields[2], fields[6]}, Nonce: fields[nonceField], OnDelete: onDelete(fields[5])}
 	if kind == volumeKind {
 		r.SubDir = fields[3]
 	} else if r.Digest = fields[3]; r.Digest == "" {
@@ -131,11 +153,11 @@ func parseVolumeID(id string) (volumeRef, error) {
 }
 
 func parseSnapshotID(id string) (snapshotRef, error) {
-	fields, err := splitID(id, snapshotKind, 4)
+	fields, err := splitID(id, snapshotKind, 5)
 	if err != nil {
 		return snapshotRef{}, err
 	}
-	r := snapshotRef{export{fields[1], fields[2], fields[4]}, fields[3]}
+	r := snapshotRef{export{fields[1], fields[2], fields[5]}, fields[3], fields[nonceField]}
 	if err := r.check(); err != nil {
 		return snapshotRef{}, err
 	}
@@ -145,11 +167,15 @@ func parseSnapshotID(id string) (snapshotRef, error) {
 	return r, nil
 }
 
-// splitID returns n+1 fields, the last of which, the options, may be empty.
+// splitID returns n+1 fields, the last of which, the options, may be empty. The nonce
+// is a good one.
 func splitID(id, kind string, n int) ([]string, error) {
 	fields := strings.Split(id, separator)
 	if len(id) > maxID || fields[0] != kind || len(fields) < n || len(fields) > n+1 {
 		return nil, fmt.Errorf("%.*q is not an ID of this driver, which begin with %s#server#/share#", maxID, id, kind)
+	}
+	if !nonceText.MatchString(fields[nonceField]) {
+		return nil, fmt.Errorf("%q has the nonce %q: want %d characters of A to Z and 2 to 7", id, fields[nonceField], nonceLength)
 	}
 	return append(fields, "")[:n+1], nil
 }
@@ -174,6 +200,7 @@ func (r volumeRef) check() error {
 var (
 	hostName   = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`)
 	digestText = regexp.MustCompile(`^[0-9a-f]{32}$`)
+	nonceText  = regexp.MustCompile(`^[A-Z2-7]{13}$`)
 )
 
 func (e export) check() error {

@@ -7,18 +7,18 @@ import (
 
 func TestVolumeID(t *testing.T) {
 	for _, id := range []string{
-		"vol1#nas#/#pvc-1#delete",
-		"vol1#nas.example.com#/srv/volumes#ns/claim#retain",
-		"vol1#10.0.0.7#/srv#a b/ü#archive#port=2050,vers=4.1",
-		"vol1#fd00::7#/srv#...#delete",
-		"vol1d#nas#/srv#0123456789abcdef0123456789abcdef#archive#port=2050",
+		"vol1#nas#/#pvc-1#ABCDEFGHIJKLM#delete",
+		"vol1#nas.example.com#/srv/volumes#ns/claim#ABCDEFGHIJKLM#retain",
+		"vol1#10.0.0.7#/srv#a b/ü#ABCDEFGHIJKLM#archive#port=2050,vers=4.1",
+		"vol1#fd00::7#/srv#...#ABCDEFGHIJKLM#delete",
+		"vol1d#nas#/srv#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM#archive#port=2050",
 	} {
 		r, err := parseVolumeID(id)
 		if err != nil || r.encode() != id {
 			t.Errorf("%s: %+v, %v", id, r, err)
 		}
 	}
-	if r, _ := parseVolumeID("vol1#fd00::7#/srv#a/b#delete"); r.source(r.SubDir) != "[fd00::7]:/srv/a/b" {
+	if r, _ := parseVolumeID("vol1#fd00::7#/srv#a/b#ABCDEFGHIJKLM#delete"); r.source(r.SubDir) != "[fd00::7]:/srv/a/b" {
 		t.Errorf("mounted is %s", r.source(r.SubDir))
 	}
 }
@@ -27,21 +27,24 @@ func TestVolumeID(t *testing.T) {
 // (kubernetes-csi/csi-driver-nfs#1241: an empty part led to the share).
 func TestBadVolumeID(t *testing.T) {
 	for _, id := range []string{
-		"", "vol-1", "nas#srv#pvc-1##", "vol2#nas#/srv#a#delete", "snap1#nas#/srv#a#delete",
-		"vol1#nas#/srv#a", "vol1#nas#/srv#a#delete#", "vol1#nas#/srv#a#delete##", "vol1#nas#/srv#a#delete#port=1#x",
-		"vol1##/srv#a#delete", "vol1#nas##a#delete", "vol1#nas#/srv##delete", "vol1#nas#/srv#a#", "vol1#nas#/srv#a#erase",
-		"vol1#nas#srv#a#delete", "vol1#nas#/srv/#a#delete", "vol1#nas#/srv//x#a#delete", "vol1#nas#/srv/../x#a#delete", "vol1#nas#/..#a#delete",
-		"vol1#nas#/srv#/#delete", "vol1#nas#/srv#/etc#delete", "vol1#nas#/srv#.#delete", "vol1#nas#/srv#..#delete", "vol1#nas#/srv#a/../b#delete",
-		"vol1#nas#/srv#../b#delete", "vol1#nas#/srv#a/#delete", "vol1#nas#/srv#a//b#delete", "vol1#nas#/srv#./a#delete", `vol1#nas#/srv#..\b#delete`,
-		"vol1#nas#/srv#.csikit-nfs#delete", "vol1#nas#/srv#.csikit-nfs/trash#delete", "vol1#nas#/srv#a/.csikit-nfs2#delete",
-		"vol1d#nas#/srv#a#delete", "vol1d#nas#/srv##delete", "vol1d#nas#/srv#0123456789abcdef0123456789abcdeF#delete", "vol1d#nas#/srv#../..#delete",
-		"vol1#nas#/srv#a\x00b#delete", "vol1#nas#/srv#a\nb#delete", "vol1#nas#/srv#a\x1bb#delete", "vol1#nas#/srv#\xff#delete", "vol1#nas#/srv#a\u202eb#delete",
-		"vol1#NAS#/srv#a#delete", "vol1#-o#/srv#a#delete", "vol1#nas/x#/srv#a#delete", "vol1#nas,x#/srv#a#delete", "vol1#[fd00::7]#/srv#a#delete",
-		"vol1#FD00::7#/srv#a#delete", "vol1#fe80::1%eth0#/srv#a#delete", "vol1#010.0.0.1/8#/srv#a#delete",
-		"vol1#nas#/srv#a#delete#vers=4.1,port=1", "vol1#nas#/srv#a#delete#port=1,port=1", "vol1#nas#/srv#a#delete#port=1,port=2",
-		"vol1#nas#/srv#a#delete#soft", "vol1#nas#/srv#a#delete#addr=1.2.3.4", "vol1#nas#/srv#a#delete#port=", "vol1#nas#/srv#a#delete#port=1,",
-		"vol1#nas#/srv#a#delete#nfsvers=3", "vol1#nas#/srv#" + strings.Repeat("a", 120) + "#delete",
+		"", "vol-1", "nas#srv#pvc-1##", "vol2#nas#/srv#a#N#delete", "snap1#nas#/srv#a#N#delete",
+		"vol1#nas#/srv#a", "vol1#nas#/srv#a#N#delete#", "vol1#nas#/srv#a#N#delete##", "vol1#nas#/srv#a#N#delete#port=1#x",
+		"vol1##/srv#a#N#delete", "vol1#nas##a#N#delete", "vol1#nas#/srv##N#delete", "vol1#nas#/srv#a#N#", "vol1#nas#/srv#a#N#erase",
+		"vol1#nas#srv#a#N#delete", "vol1#nas#/srv/#a#N#delete", "vol1#nas#/srv//x#a#N#delete", "vol1#nas#/srv/../x#a#N#delete", "vol1#nas#/..#a#N#delete",
+		"vol1#nas#/srv#/#N#delete", "vol1#nas#/srv#/etc#N#delete", "vol1#nas#/srv#.#N#delete", "vol1#nas#/srv#..#N#delete", "vol1#nas#/srv#a/../b#N#delete",
+		"vol1#nas#/srv#../b#N#delete", "vol1#nas#/srv#a/#N#delete", "vol1#nas#/srv#a//b#N#delete", "vol1#nas#/srv#./a#N#delete", `vol1#nas#/srv#..\b#N#delete`,
+		"vol1#nas#/srv#.csikit-nfs#N#delete", "vol1#nas#/srv#.csikit-nfs/trash#N#delete", "vol1#nas#/srv#a/.csikit-nfs2#N#delete",
+		"vol1#nas#/srv#a#delete", "vol1#nas#/srv#a##delete", "vol1#nas#/srv#a#ABCDEFGHIJKL#delete", "vol1#nas#/srv#a#ABCDEFGHIJKLMN#delete",
+		"vol1#nas#/srv#a#ABCDEFGHIJKLm#delete", "vol1#nas#/srv#a#ABCDEFGHIJKL0#delete", "vol1#nas#/srv#a#delete#ABCDEFGHIJKLM",
+		"vol1d#nas#/srv#a#N#delete", "vol1d#nas#/srv##N#delete", "vol1d#nas#/srv#0123456789abcdef0123456789abcdeF#N#delete", "vol1d#nas#/srv#../..#N#delete",
+		"vol1#nas#/srv#a\x00b#N#delete", "vol1#nas#/srv#a\nb#N#delete", "vol1#nas#/srv#a\x1bb#N#delete", "vol1#nas#/srv#\xff#N#delete", "vol1#nas#/srv#a\u202eb#N#delete",
+		"vol1#NAS#/srv#a#N#delete", "vol1#-o#/srv#a#N#delete", "vol1#nas/x#/srv#a#N#delete", "vol1#nas,x#/srv#a#N#delete", "vol1#[fd00::7]#/srv#a#N#delete",
+		"vol1#FD00::7#/srv#a#N#delete", "vol1#fe80::1%eth0#/srv#a#N#delete", "vol1#010.0.0.1/8#/srv#a#N#delete",
+		"vol1#nas#/srv#a#N#delete#vers=4.1,port=1", "vol1#nas#/srv#a#N#delete#port=1,port=1", "vol1#nas#/srv#a#N#delete#port=1,port=2",
+		"vol1#nas#/srv#a#N#delete#soft", "vol1#nas#/srv#a#N#delete#addr=1.2.3.4", "vol1#nas#/srv#a#N#delete#port=", "vol1#nas#/srv#a#N#delete#port=1,",
+		"vol1#nas#/srv#a#N#delete#nfsvers=3", "vol1#nas#/srv#" + strings.Repeat("a", 120) + "#N#delete",
 	} {
+		id = strings.Replace(id, "#N#", "#ABCDEFGHIJKLM#", 1)
 		if r, err := parseVolumeID(id); err == nil {
 			t.Errorf("%q is taken for %+v", id, r)
 		}
@@ -49,13 +52,17 @@ func TestBadVolumeID(t *testing.T) {
 }
 
 func TestSnapshotID(t *testing.T) {
-	const key = "0123456789abcdef0123456789abcdef"
-	for _, id := range []string{"snap1#nas#/srv#" + key, "snap1#nas#/srv#" + key + "#vers=3"} {
+	const key, nonce = "0123456789abcdef0123456789abcdef", "#ABCDEFGHIJKLM"
+	for _, id := range []string{"snap1#nas#/srv#" + key + nonce, "snap1#nas#/srv#" + key + nonce + "#vers=3"} {
 		if r, err := parseSnapshotID(id); err != nil || r.encode() != id {
 			t.Errorf("%s: %+v, %v", id, r, err)
 		}
 	}
-	for _, id := range []string{"", "snap1#nas#/srv#", "snap1#nas#/srv#../../x", "snap1#nas#/srv#" + key + "/x", "snap1#nas#/srv#" + key + "#", "vol1#nas#/srv#" + key} {
+	for _, id := range []string{
+		"", "snap1#nas#/srv#", "snap1#nas#/srv#" + nonce, "snap1#nas#/srv#../../x" + nonce, "snap1#nas#/srv#" + key + "/x" + nonce,
+		"snap1#nas#/srv#" + key, "snap1#nas#/srv#" + key + "#", "snap1#nas#/srv#" + key + "##vers=3", "snap1#nas#/srv#" + key + "#../../../../etc",
+		"snap1#nas#/srv#" + key + nonce + "#", "vol1#nas#/srv#" + key + nonce,
+	} {
 		if r, err := parseSnapshotID(id); err == nil {
 			t.Errorf("%q is taken for %+v", id, r)
 		}
@@ -63,9 +70,10 @@ func TestSnapshotID(t *testing.T) {
 }
 
 func FuzzVolumeID(f *testing.F) {
-	f.Add("vol1#nas.example.com#/srv/volumes#ns/claim#retain#port=2050,vers=4.1")
-	f.Add("vol1#fd00::7#/#a#delete")
-	f.Add("snap1#nas#/srv#0123456789abcdef0123456789abcdef#sec=krb5")
+	f.Add("vol1#nas.example.com#/srv/volumes#ns/claim#ABCDEFGHIJKLM#retain#port=2050,vers=4.1")
+	f.Add("vol1#fd00::7#/#a#ABCDEFGHIJKLM#delete")
+	f.Add("vol1d#nas#/srv#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM#archive")
+	f.Add("snap1#nas#/srv#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM#sec=krb5")
 	f.Fuzz(func(t *testing.T, id string) {
 		if r, err := parseSnapshotID(id); err == nil && r.encode() != id {
 			t.Errorf("%q is written as %q", id, r.encode())
@@ -76,6 +84,15 @@ func FuzzVolumeID(f *testing.F) {
 		}
 		if r.encode() != id {
 			t.Errorf("%q is written as %q", id, r.encode())
+		}
+		if nonceOf(id) != r.Nonce || len(r.Nonce) != nonceLength {
+			t.Errorf("%q has the nonce %q", id, r.Nonce)
+		}
+		if r.SubDir == "" {
+			if r.Digest == "" {
+				t.Errorf("%q leads nowhere", id)
+			}
+			return
 		}
 		for part := range strings.SplitSeq(r.SubDir, "/") {
 			if part == "" || part == "." || part == ".." || strings.HasPrefix(part, storeName) {

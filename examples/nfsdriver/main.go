@@ -150,19 +150,29 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
 }
 
-// lockPolicy lets CreateVolume and DeleteVolume of one volume, and those of one
-// snapshot, exclude each other: here the IDs follow from the requests.
+// lockPolicy lets CreateVolume and DeleteVolume of one place exclude each other, and those
+// of snapshots of one name: a request to create does not know the ID.
 func lockPolicy(method string, req any) []volumelock.Request {
 	keys := volumelock.DefaultPolicy(method, req)
+	add := func(kind volumelock.Kind, place string) {
+		keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: kind, ID: place}})
+	}
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		if spec, err := volumeSpec(r); err == nil {
-			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: spec.Ref.encode()}})
+			add(volumelock.Volume, spec.Ref.place())
+		}
+	case *csi.DeleteVolumeRequest:
+		if ref, err := parseVolumeID(r.GetVolumeId()); err == nil {
+			add(volumelock.Volume, ref.place())
 		}
 	case *csi.CreateSnapshotRequest:
 		if ref, err := parseVolumeID(r.GetSourceVolumeId()); err == nil {
-			id := snapshotRef{ref.export, digest(r.GetName())}.encode()
-			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Snapshot, ID: id}})
+			add(volumelock.Snapshot, snapshotRef{export: ref.export, Key: digest(r.GetName())}.place())
+		}
+	case *csi.DeleteSnapshotRequest:
+		if ref, err := parseSnapshotID(r.GetSnapshotId()); err == nil {
+			add(volumelock.Snapshot, ref.place())
 		}
 	}
 	return keys

@@ -51,8 +51,8 @@ var templateKeys = map[string]string{
 }
 
 // planVolume reads the parameters of CreateVolume, and what follows from them and
-// the name alone: where the volume is, and so its ID. mountOptions are those of the
-// volume's capabilities.
+// the name alone: where the volume is, and so its ID but for the nonce. mountOptions are
+// those of the volume's capabilities.
 func planVolume(name string, parameters map[string]string, mountOptions []string) (volumeRef, access, error) {
 	var r volumeRef
 	var a access
@@ -74,8 +74,10 @@ func planVolume(name string, parameters map[string]string, mountOptions []string
 	if err := r.check(); err != nil {
 		return r, a, err
 	}
-	if id := r.encode(); len(id) > maxID {
-		return r, a, fmt.Errorf("the volume ID %q would have %d bytes, and CSI allows %d: use a shorter server or share", id, len(id), maxID)
+	made := r
+	made.Nonce = newNonce() // all are of one length
+	if n := len(made.encode()); n > maxID {
+		return r, a, fmt.Errorf("the volume ID would have %d bytes, and CSI allows %d: use a shorter server or share", n, maxID)
 	}
 	for _, number := range []struct {
 		key  string

@@ -26,14 +26,15 @@ func TestPlanVolume(t *testing.T) {
 		pairs []string
 		want  string
 	}{
-		{"pvc-1", nil, nil, "vol1#nas#/srv#pvc-1#delete"},
-		{"../etc", nil, nil, "vol1#nas#/srv#vol-" + digest("../etc") + "#delete"},
-		{strings.Repeat("n", 128), nil, nil, "vol1#nas#/srv#vol-" + digest(strings.Repeat("n", 128)) + "#delete"},
-		{".csikit-nfs", nil, nil, "vol1#nas#/srv#vol-" + digest(".csikit-nfs") + "#delete"},
-		{"x", nil, []string{paramSubDir, "${pvc.metadata.namespace}/${pvc.metadata.name}-${pv.metadata.name}", paramOnDelete, "archive"}, "vol1#nas#/srv#team/claim-pvc-1#archive"},
-		{"x", []string{"hard,nfsvers=4.1", "port=2050"}, []string{paramServer, "[FD00::7]"}, "vol1#fd00::7#/srv#x#delete#port=2050,vers=4.1"},
+		{"pvc-1", nil, nil, "vol1#nas#/srv#pvc-1#ABCDEFGHIJKLM#delete"},
+		{"../etc", nil, nil, "vol1#nas#/srv#vol-" + digest("../etc") + "#ABCDEFGHIJKLM#delete"},
+		{strings.Repeat("n", 128), nil, nil, "vol1#nas#/srv#vol-" + digest(strings.Repeat("n", 128)) + "#ABCDEFGHIJKLM#delete"},
+		{".csikit-nfs", nil, nil, "vol1#nas#/srv#vol-" + digest(".csikit-nfs") + "#ABCDEFGHIJKLM#delete"},
+		{"x", nil, []string{paramSubDir, "${pvc.metadata.namespace}/${pvc.metadata.name}-${pv.metadata.name}", paramOnDelete, "archive"}, "vol1#nas#/srv#team/claim-pvc-1#ABCDEFGHIJKLM#archive"},
+		{"x", []string{"hard,nfsvers=4.1", "port=2050"}, []string{paramServer, "[FD00::7]"}, "vol1#fd00::7#/srv#x#ABCDEFGHIJKLM#delete#port=2050,vers=4.1"},
 	} {
 		r, _, err := plan(tt.name, tt.flags, tt.pairs...)
+		r.Nonce = "ABCDEFGHIJKLM"
 		if err != nil || r.encode() != tt.want {
 			t.Errorf("%q %q: %q (%v), want %q", tt.name, tt.pairs, r.encode(), err, tt.want)
 		}
@@ -131,7 +132,7 @@ func TestMountOptions(t *testing.T) {
 }
 
 func TestShareOf(t *testing.T) {
-	const id = "vol1#nas#/srv#pvc-1#delete"
+	const id = "vol1#nas#/srv#pvc-1#ABCDEFGHIJKLM#delete"
 	for _, tt := range []struct {
 		id, server, share, subDir string
 		want                      string // source, or words of the error

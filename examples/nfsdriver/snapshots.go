@@ -33,17 +33,16 @@ func (r snapshotRecord) temp() string { return tempOf("snapshot", r.Name, "", r.
 
 func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string, inUse bool) (Snapshot, error) {
 	const op = "create snapshot"
-	key := digest(name)
 	snap, err := func() (Snapshot, error) {
 		ref, err := parseVolumeID(volumeID)
 		if err != nil || b.allowed(ref.export) != nil {
 			return Snapshot{}, fmt.Errorf("volume %q %w", volumeID, errNotFound)
 		}
-		id := snapshotRef{ref.export, key}.encode()
+		id := snapshotRef{ref.export, digest(name), newNonce()}.encode()
 		if len(id) > maxID {
-			return Snapshot{}, fmt.Errorf("%w: the snapshot ID %q would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, id, len(id), maxID)
+			return Snapshot{}, fmt.Errorf("%w: the snapshot ID would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, len(id), maxID)
 		}
-		return work(ctx, b, ref.export, fmt.Sprintf("%s %s of %s", op, id, volumeID), func(j *job, s *store) (Snapshot, error) {
+		return work(ctx, b, ref.export, fmt.Sprintf("%s %q of %s", op, name, volumeID), func(j *job, s *store) (Snapshot, error) {
 			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref, inUse)
 		})
 	}()
@@ -128,15 +127,7 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}
-		key := path.Join(dirSnapshots, ref.Key)
-		_, err := s.readSnapshot(key + extRecord)
-		if err == nil {
-			err = s.own.Rename(key+extRecord, key+extDeleting)
-		}
-		if err != nil && !errors.Is(err, errNotFound) {
-			return nil, err
-		}
-		return nil, s.finishDeleteSnapshot(key)
+		return nil, s.deleteSnapshotByID(id, path.Join(dirSnapshots, ref.Key))
 	})
 	if errors.Is(err, errNotFound) {
 		return nil
@@ -148,6 +139,29 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 	return nil
 }
 
+// deleteSnapshotByID is deleteByID for a snapshot.
+func (s *store) deleteSnapshotByID(id, key string) error {
+	meant := false
+	err := s.changing(func() error {
+		r, err := s.readSnapshot(key + extRecord)
+		begun := errors.Is(err, errNotFound)
+		if begun {
+			r, err = s.readSnapshot(key + extDeleting)
+		}
+		if err == nil {
+			meant, err = s.meant(id, r.ID)
+		}
+		if err != nil || !meant || begun {
+			return err
+		}
+		return s.own.Rename(key+extRecord, key+extDeleting)
+	})
+	if err != nil || !meant {
+		return err
+	}
+	return s.finishDeleteSnapshot(key)
+}
+
 // finishDeleteSnapshot is finishDelete for a snapshot.
 func (s *store) finishDeleteSnapshot(key string) error {
 	s.change.Lock()
@@ -155,6 +169,9 @@ func (s *store) finishDeleteSnapshot(key string) error {
 	r, err := s.readSnapshot(key + extDeleting)
 	if errors.Is(err, errNotFound) {
 		return nil
+	}
+	if err == nil && s.isThere(key+extRecord) {
+		return remove(s.own, key+extDeleting)
 	}
 	if err == nil {
 		err = syncDir(s.own, dirSnapshots) // before anything is moved
@@ -181,16 +198,22 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 		if err := s.open(); err != nil {
 			return Snapshot{}, err
 		}
-		r, err := s.readSnapshot(path.Join(dirSnapshots, ref.Key+extRecord))
-		if err == nil && r.ID != id {
-			err = errNotFound
-		}
+		r, err := s.snapshotByID(id, path.Join(dirSnapshots, ref.Key))
 		return r.Snapshot, err
 	})
 	if err != nil {
 		return Snapshot{}, fail(op, id, "%w", err)
 	}
 	return snap, nil
+}
+
+// snapshotByID returns errNotFound for a snapshot that is not there, or has another ID.
+func (s *store) snapshotByID(id, key string) (snapshotRecord, error) {
+	r, err := s.readSnapshot(key + extRecord)
+	if err == nil && r.ID != id {
+		err = errNotFound
+	}
+	return r, err
 }
 
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
@@ -348,7 +371,7 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 type origin struct {
 	dir      *os.File
 	capacity int64
-	which    string // one it is of those that have had the ID
+	which    string // its ID, and its directory, which may be restored from a backup
 	again    func() (origin, error)
 }
 
@@ -378,13 +401,11 @@ func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
 
 // openSource finds where a source is. What it returns opens it.
 func openSource(id string) (export, func(*store) (origin, error), error) {
-	which := func(inode uint64, made time.Time) string {
-		return fmt.Sprintf("%s inode %d made %s\n", id, inode, made.Format(time.RFC3339Nano))
-	}
+	which := func(inode uint64) string { return fmt.Sprintf("%s inode %d\n", id, inode) }
 	if ref, err := parseSnapshotID(id); err == nil {
 		return ref.export, func(s *store) (origin, error) {
 			key := path.Join(dirSnapshots, ref.Key)
-			r, err := s.readSnapshot(key + extRecord)
+			r, err := s.snapshotByID(id, key)
 			if err == nil {
 				err = s.placeSnapshot(r, key)
 			}
@@ -392,7 +413,7 @@ func openSource(id string) (export, func(*store) (origin, error), error) {
 				return origin{}, err
 			}
 			dir, err := openMade(s.own, key, r.Inode)
-			return origin{dir: dir, capacity: r.SizeBytes, which: which(r.Inode, r.Created)}, err
+			return origin{dir: dir, capacity: r.SizeBytes, which: which(r.Inode)}, err
 		}, nil
 	}
 	if ref, err := parseVolumeID(id); err == nil {
@@ -402,7 +423,7 @@ func openSource(id string) (export, func(*store) (origin, error), error) {
 				return origin{}, err
 			}
 			dir, err := s.openVolume(r)
-			return origin{dir: dir, capacity: r.CapacityBytes, which: which(r.Inode, r.Made)}, err
+			return origin{dir: dir, capacity: r.CapacityBytes, which: which(r.Inode)}, err
 		}, nil
 	}
 	return export{}, nil, fmt.Errorf("source %q %w", id, errNotFound)

@@ -12,8 +12,8 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"time"
+	"sync"
 )
 
 // dirBackend is the Backend that keeps a volume as a directory of an export, and all
@@ -48,9 +48,8 @@ func (b *dirBackend) Close() { close(b.closed) }
 
 // volumeRecord is the content of volumes/K.json.
 type volumeRecord struct {
-	Version int       `json:"version"`
-	Inode   uint64    `json:"inode"` // of the directory that the driver made
-	Made    time.Time `json:"made"`  // tells it from others that had the ID
+	Version int    `json:"version"`
+	Inode   uint64 `json:"inode"` // of the directory that the driver made
 	Volume
 }
 
@@ -229,8 +228,10 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	r = volumeRecord{Version: formatVersion, Inode: inode, Made: time.Now(), Volume: Volume{
-		ID: spec.Ref.encode(), Name: spec.Name, SubDir: spec.Ref.SubDir, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
+	ref := spec.Ref
+	ref.Nonce = newNonce()
+	r = volumeRecord{Version: formatVersion, Inode: inode, Volume: Volume{
+		ID: ref.encode(), Name: spec.Name, SubDir: spec.Ref.SubDir, CapacityBytes: size, Parameters: spec.Parameters, SourceID: spec.SourceID,
 	}}
 	data, err := encode(r)
 	if err != nil {
@@ -367,18 +368,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}
-		key := ref.key()
-		r, err := s.readVolume(key)
-		if errors.Is(err, errNotFound) {
-			return nil, s.changing(func() error { return s.finishDelete(key) })
-		}
-		if err != nil {
-			return nil, err
-		}
-		if r.ID != id {
-			return nil, fmt.Errorf("%w: the volume at %s has the ID %q; nothing is touched", errRefused, s.where(r.SubDir), r.ID)
-		}
-		return nil, s.changing(func() error { return s.delete(r) })
+		return nil, s.changing(func() error { return s.deleteByID(id, ref.key()) })
 	})
 	if errors.Is(err, errNotFound) {
 		return nil
@@ -388,6 +378,39 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 	}
 	b.clean(ref.export)
 	return nil
+}
+
+// deleteByID deletes the volume that has the ID, or goes on with it. It is called with
+// change held.
+func (s *store) deleteByID(id, key string) error {
+	r, err := s.readVolume(key)
+	begun := errors.Is(err, errNotFound)
+	if begun {
+		r, err = s.readVolumeFile(path.Join(dirVolumes, key+extDeleting))
+	}
+	if err != nil {
+		return err
+	}
+	if meant, err := s.meant(id, r.ID); err != nil || !meant {
+		return err
+	}
+	if begun {
+		return s.finishDelete(key)
+	}
+	return s.delete(r)
+}
+
+// meant reports whether a deletion is of what has a record, and not of something earlier
+// in its place. errRefused: neither, somebody has changed the ID.
+func (s *store) meant(id, has string) (bool, error) {
+	if id == has {
+		return true, nil
+	}
+	if nonceOf(id) == nonceOf(has) {
+		return false, fmt.Errorf("%w: what is there has the ID %q; nothing is touched", errRefused, has)
+	}
+	s.log.Warn("asked to delete what is gone; nothing is touched: what is in its place was made since", "id", id, "there_is", has)
+	return false, nil
 }
 
 // delete begins with what cannot be taken back: the record says that the deletion goes
@@ -430,7 +453,8 @@ func (s *store) ifThere(subDir string, fn func(parent *os.Root, name string, ino
 }
 
 // finishDelete does what onDelete says with the directory of a volume whose deletion
-// has begun, if there is one. The record goes last. It is called with change held.
+// has begun, if there is one. The record goes last; where there is one of a successor,
+// the rest was done. It is called with change held.
 func (s *store) finishDelete(key string) error {
 	name := path.Join(dirVolumes, key+extDeleting)
 	r, err := s.readVolumeFile(name)
@@ -439,6 +463,9 @@ func (s *store) finishDelete(key string) error {
 	}
 	if err != nil {
 		return err
+	}
+	if s.isThere(path.Join(dirVolumes, key+extRecord)) {
+		return remove(s.own, name)
 	}
 	if err := syncDir(s.own, dirVolumes); err != nil { // before anything is moved
 		return err

@@ -88,9 +88,9 @@ func TestCreateVolume(t *testing.T) {
 		_, err := c.create(tt.name, tt.pairs...)
 		refused(t, err, codes.AlreadyExists, tt.words)
 	}
-	_, err := c.create("pvc-3", "volume", "vol1#nas#/srv#none#delete")
+	_, err := c.create("pvc-3", "volume", "vol1#nas#/srv#none#ABCDEFGHIJKLM#delete")
 	refused(t, err, codes.NotFound, "none")
-	_, err = c.create("pvc-3", "volume", "vol1#other#/srv#pvc-1#delete")
+	_, err = c.create("pvc-3", "volume", "vol1#other#/srv#pvc-1#ABCDEFGHIJKLM#delete")
 	refused(t, err, codes.InvalidArgument, "copies on one server")
 	_, err = c.create("pvc-3", paramShare, "/no-such-share")
 	refused(t, err, codes.FailedPrecondition, "/no-such-share")
@@ -120,10 +120,10 @@ func TestForeignFilesAreSafe(t *testing.T) {
 	// IDs that lead there, of volumes that are none.
 	for _, subDir := range []string{"mine", "absolute", "relative", "link", "absolute/file", "mine/file"} {
 		for _, how := range []string{"delete", "archive"} {
-			must(t, c.delete("vol1#nas#/srv#"+subDir+"#"+how))
+			must(t, c.delete("vol1#nas#/srv#"+subDir+"#ABCDEFGHIJKLM#"+how))
 		}
 	}
-	for _, id := range []string{"vol1#nas#/srv##delete", "vol1#nas#/srv#..#delete", "vol1#nas#/srv#a/../..#delete", "vol1#nas#/#srv#delete", "nas#srv#mine##", "x"} {
+	for _, id := range []string{"vol1#nas#/srv##ABCDEFGHIJKLM#delete", "vol1#nas#/srv#..#ABCDEFGHIJKLM#delete", "vol1#nas#/srv#a/../..#ABCDEFGHIJKLM#delete", "vol1#nas#/#srv#ABCDEFGHIJKLM#delete", "nas#srv#mine##", "x"} {
 		must(t, c.delete(id))
 		must(t, c.deleteSnapshot(id))
 	}
@@ -283,19 +283,21 @@ func TestConcurrentNestedCreates(t *testing.T) {
 	for i := range 50 {
 		outer, inner := fmt.Sprint("outer", i), fmt.Sprintf("outer%d/inner", i)
 		var all sync.WaitGroup
+		var made [2]*csi.Volume
 		var errs [2]error
 		for n, subDir := range []string{outer, inner} {
-			all.Go(func() { _, errs[n] = c.create(subDir, paramSubDir, subDir) })
+			all.Go(func() { made[n], errs[n] = c.create(subDir, paramSubDir, subDir) })
 		}
 		all.Wait()
 		if errs[0] == nil && errs[1] == nil {
 			t.Fatalf("%s and %s are volumes", outer, inner)
 		}
-		for n, subDir := range []string{outer, inner} {
+		for n, v := range made {
 			if errs[n] != nil {
 				refused(t, errs[n], codes.AlreadyExists, "")
+				continue
 			}
-			must(t, c.delete("vol1#nas#/srv#"+subDir+"#delete"))
+			must(t, c.delete(v.GetVolumeId()))
 		}
 		wantShare(t, share)
 	}
@@ -337,7 +339,7 @@ func TestSnapshots(t *testing.T) {
 	other := c.mustCreate("pvc-2")
 	_, err = c.snapshot("snap", other.GetVolumeId())
 	refused(t, err, codes.AlreadyExists, v.GetVolumeId())
-	_, err = c.snapshot("snap 2", "vol1#nas#/srv#none#delete")
+	_, err = c.snapshot("snap 2", "vol1#nas#/srv#none#ABCDEFGHIJKLM#delete")
 	refused(t, err, codes.NotFound, "none")
 	must(t, c.delete(v.GetVolumeId())) // the snapshot is a copy, and stays
 
@@ -350,9 +352,7 @@ func TestSnapshots(t *testing.T) {
 		wantMode(t, filepath.Join(filepath.Dir(share), to, "restored"), fs.ModeDir|0o777)
 		must(t, c.delete(r.GetVolumeId()))
 	}
-	_, err = c.create("by size", "snapshot", id, "size", "9")
-	must(t, err)
-	must(t, c.delete("vol1#nas#/srv#vol-"+digest("by size")+"#delete"))
+	must(t, c.delete(c.mustCreate("by size", "snapshot", id, "size", "9").GetVolumeId()))
 	must(t, errors.Join(c.deleteSnapshot(id), c.deleteSnapshot(id)))
 	_, err = c.create("restored", "snapshot", id)
 	refused(t, err, codes.NotFound, "snap1")
@@ -397,31 +397,146 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 	wantShare(t, share)
 }
 
-// An attempt that was cut off is not gone on with if another volume has the ID meanwhile.
+// An attempt that was cut off is not gone on with if the volume's directory is another one
+// meanwhile: it was restored from a backup.
 func TestSourceReplaced(t *testing.T) {
 	c, share := newLocalController(t)
 	at := time.Unix(1, 0) // as of files from an archive
-	for _, text := range []string{"old", "new"} {
-		v := c.mustCreate("pvc-1")
-		file := filepath.Join(share, "pvc-1", "file")
+	dir := filepath.Join(share, "pvc-1")
+	write := func(text string) {
+		t.Helper()
+		file := filepath.Join(dir, "file")
 		must(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)))
-		if text == "old" {
-			must(t, c.backend().exports.Use(testExport, func(s *store) error {
-				must(t, s.open())
-				_, err := s.fill(tempOf("snapshot", "snap", "", v.GetVolumeId()), v.GetVolumeId(), false, access{}, c.backend().exports, func(int64, int64) {})
-				return err
-			}))
-			must(t, c.delete(v.GetVolumeId()))
-			continue
-		}
-		id, err := c.snapshot("snap", v.GetVolumeId())
-		must(t, err)
-		data, err := os.ReadFile(filepath.Join(share, storeName, dirSnapshots, digest("snap"), "file"))
-		if err != nil || string(data) != text {
-			t.Errorf("the snapshot has %q (%v)", data, err)
-		}
-		must(t, errors.Join(c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
 	}
+	v := c.mustCreate("pvc-1")
+	write("old")
+	must(t, c.backend().exports.Use(testExport, func(s *store) error {
+		must(t, s.open())
+		_, err := s.fill(tempOf("snapshot", "snap", "", v.GetVolumeId()), v.GetVolumeId(), false, access{}, c.backend().exports, func(int64, int64) {})
+		return err
+	}))
+	must(t, errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o777)))
+	write("new")
+	info, err := os.Stat(dir)
+	must(t, err)
+	must(t, c.backend().exports.Use(testExport, func(s *store) error {
+		must(t, s.open())
+		r, err := s.readVolume(digest("pvc-1"))
+		must(t, err)
+		r.Inode = inodeOf(info)
+		data, err := encode(r)
+		return errors.Join(err, s.replace(path.Join(dirVolumes, digest("pvc-1")+extRecord), data))
+	}))
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	data, err := os.ReadFile(filepath.Join(share, storeName, dirSnapshots, digest("snap"), "file"))
+	if err != nil || string(data) != "new" {
+		t.Errorf("the snapshot has %q (%v)", data, err)
+	}
+	must(t, errors.Join(os.RemoveAll(dir+".old"), c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
+	wantShare(t, share)
+}
+
+// What was made anew has an ID of its own: calls that come late, for what was deleted, find
+// nothing, and delete nothing.
+func TestLateCalls(t *testing.T) {
+	c, share := newLocalController(t)
+	for _, tt := range []struct{ subDir, how string }{{"pvc-1", "delete"}, {"x/pvc-1", "archive"}, {strings.Repeat("long/", 20) + "pvc-1", "delete"}} {
+		create := func() *csi.Volume { return c.mustCreate("pvc-1", paramSubDir, tt.subDir, paramOnDelete, tt.how) }
+		old := create().GetVolumeId()
+		must(t, c.delete(old))
+		v := create()
+		if v.GetVolumeId() == old {
+			t.Errorf("the ID %s is given twice", old)
+		}
+		must(t, os.WriteFile(filepath.Join(share, tt.subDir, "file"), nil, 0o600))
+		must(t, c.delete(old))
+		_, err := c.expand(old, 100, 0)
+		refused(t, err, codes.NotFound, "")
+		_, err = c.snapshot("snap", old)
+		refused(t, err, codes.NotFound, "")
+		_, err = c.create("clone", "volume", old)
+		refused(t, err, codes.NotFound, "")
+		_, err = c.controllerServer().ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{VolumeId: old})
+		refused(t, err, codes.NotFound, "")
+		wantShareFiles(t, share, tt.subDir+"/file")
+		must(t, c.delete(v.GetVolumeId()))
+		must(t, os.RemoveAll(filepath.Join(share, "x")))
+		wantShare(t, share)
+	}
+
+	v := c.mustCreate("pvc-1")
+	var ids [2]string
+	for i := range ids {
+		var err error
+		ids[i], err = c.snapshot("snap", v.GetVolumeId())
+		must(t, err)
+		if i == 0 {
+			must(t, c.deleteSnapshot(ids[i]))
+		}
+	}
+	must(t, c.deleteSnapshot(ids[0]))
+	_, err := c.create("restored", "snapshot", ids[0])
+	refused(t, err, codes.NotFound, "")
+	_, err = c.controllerServer().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: ids[0]})
+	refused(t, err, codes.NotFound, "")
+	refused(t, c.deleteSnapshot(ids[1]+"#port=2050"), codes.FailedPrecondition, "nothing is touched")
+	_, err = c.create("restored", "snapshot", ids[1]+"#port=2050")
+	refused(t, err, codes.NotFound, "")
+	restored := c.mustCreate("restored", "snapshot", ids[1])
+	must(t, errors.Join(c.delete(restored.GetVolumeId()), c.deleteSnapshot(ids[1]), c.delete(v.GetVolumeId())))
+	wantShare(t, share)
+}
+
+// A deletion that was cut off is gone on with by its own ID, and never hits a successor.
+func TestLateDeletion(t *testing.T) {
+	c, share := newLocalController(t, testExport)
+	own := filepath.Join(share, storeName)
+	volume, snap := filepath.Join(own, dirVolumes, digest("pvc-1")), filepath.Join(own, dirSnapshots, digest("snap"))
+	v := c.mustCreate("pvc-1")
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), nil, 0o600))
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	other := func(id string) string { return strings.Replace(id, "#"+nonceOf(id), "#ABCDEFGHIJKLM", 1) }
+	kept := func() {
+		t.Helper()
+		_, err := os.Stat(filepath.Join(snap, "file"))
+		must(t, err)
+		wantShareFiles(t, share, "pvc-1/file")
+	}
+
+	// Both, as they are after a server lost that the first one was removed: the inode numbers
+	// are those of the successors.
+	for _, record := range []string{volume, snap} {
+		must(t, os.Link(record+extRecord, record+extDeleting))
+	}
+	c.backend().Recover()
+	for c.backend().cleans() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	for _, record := range []string{volume, snap} {
+		if _, err := os.Stat(record + extDeleting); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the deletion is not over: %v", err)
+		}
+	}
+	kept()
+
+	// One that began. It is the driver's to finish, and not another ID's.
+	for _, record := range []string{volume, snap} {
+		must(t, os.Rename(record+extRecord, record+extDeleting))
+	}
+	must(t, c.backend().exports.Use(testExport, func(s *store) error {
+		must(t, s.begin())
+		must(t, s.changing(func() error { return s.deleteByID(other(v.GetVolumeId()), digest("pvc-1")) }))
+		must(t, s.deleteSnapshotByID(other(id), path.Join(dirSnapshots, digest("snap"))))
+		retained := strings.Replace(v.GetVolumeId(), "#delete", "#retain", 1)
+		if err := s.changing(func() error { return s.deleteByID(retained, digest("pvc-1")) }); !errors.Is(err, errRefused) {
+			t.Errorf("with an ID that was changed: %v", err)
+		}
+		return nil
+	}))
+	kept()
+	must(t, errors.Join(c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
 	wantShare(t, share)
 }
 
@@ -459,11 +574,11 @@ func TestLists(t *testing.T) {
 			t.Errorf("pages of %d have %v, want %v", size, got, want)
 		}
 	}
-	_, err := c.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "vol1#nas#/srv#..#delete"})
+	_, err := c.controller.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: "vol1#nas#/srv#..#ABCDEFGHIJKLM#delete"})
 	refused(t, err, codes.Aborted, "token")
 	_, err = c.create("pvc", paramShare, "/elsewhere")
 	refused(t, err, codes.InvalidArgument, "-exports")
-	refused(t, c.delete("vol1#nas#/elsewhere#pvc#delete"), codes.FailedPrecondition, "-exports")
+	refused(t, c.delete("vol1#nas#/elsewhere#pvc#ABCDEFGHIJKLM#delete"), codes.FailedPrecondition, "-exports")
 	r, err := c.controller.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	if err != nil || r.GetAvailableCapacity() <= 0 || r.GetMaximumVolumeSize().GetValue() < r.GetAvailableCapacity() {
 		t.Errorf("capacity is %v (%v)", r, err)
@@ -482,7 +597,7 @@ func TestExpandVolume(t *testing.T) {
 	refused(t, err, codes.OutOfRange, "at most 5")
 	_, err = c.expand(v.GetVolumeId(), 1<<60, 0)
 	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
-	_, err = c.expand("vol1#nas#/srv#none#delete", 1, 0)
+	_, err = c.expand("vol1#nas#/srv#none#ABCDEFGHIJKLM#delete", 1, 0)
 	refused(t, err, codes.NotFound, "none")
 	_, err = c.create("huge", "size", "1152921504606846976")
 	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
