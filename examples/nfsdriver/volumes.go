@@ -148,10 +148,15 @@ func (b *dirBackend) create(j *job, s *store, spec VolumeSpec) (Volume, error) {
 }
 
 // checkPlace finds out whether a volume can be where none is: not within another one,
-// not in the place of somebody's files, and not for a name that has one elsewhere.
-// It is called with change held.
+// not in the place of somebody's files, and not for a name that has one elsewhere. errFaster:
+// one is there meanwhile. It is called with change held.
 func (s *store) checkPlace(spec VolumeSpec) error {
 	subDir := spec.Ref.SubDir
+	if _, err := s.own.Lstat(path.Join(dirVolumes, digest(subDir)+extRecord)); err == nil {
+		return errFaster
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
 	if err := s.finishDelete(digest(subDir)); err != nil {
 		return fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
@@ -175,6 +180,8 @@ func (s *store) checkPlace(spec VolumeSpec) error {
 	}
 	return nil
 }
+
+var errFaster = errors.New("somebody else was faster")
 
 func (s *store) notInside(subDir string) error {
 	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
@@ -203,7 +210,9 @@ func (s *store) nothingAt(subDir string) error {
 func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, err error) {
 	temp, key := tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), digest(spec.Ref.SubDir)
 	defer func() {
-		if final(err) {
+		if errors.Is(err, errFaster) {
+			r, err = b.giveWay(s, temp, key)
+		} else if final(err) {
 			err = b.giveUp(s, temp, err)
 		}
 	}()
@@ -256,9 +265,27 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 		}
 		return err
 	})
-	if errors.Is(err, fs.ErrExist) { // somebody was faster
-		return s.readVolume(key)
-	}
+	return r, err
+}
+
+// giveWay returns the volume that somebody else has made meanwhile, and throws away what was
+// made in temp in vain, unless it is what that one is about to place.
+func (b *dirBackend) giveWay(s *store, temp, key string) (r volumeRecord, err error) {
+	defer b.clean(s.export)
+	err = s.changing(func() error {
+		if r, err = s.readVolume(key); err != nil {
+			return err
+		}
+		data := path.Join(temp, "data")
+		inode, err := s.isDirectory(s.own, data, path.Join(storeName, data))
+		if err == nil && inode == r.Inode {
+			return nil
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return s.throwAway(s.own, temp)
+	})
 	return r, err
 }
 

@@ -277,6 +277,30 @@ func TestConcurrentCreates(t *testing.T) {
 	wantShare(t, share, "one")
 }
 
+// Requests of one name that want different things: what one has made, the others do not throw
+// away.
+func TestConcurrentCreatesOfOneName(t *testing.T) {
+	c, share := newLocalController(t)
+	for range 10 {
+		var all sync.WaitGroup
+		for i := range 20 {
+			all.Go(func() {
+				err := again(func() error {
+					_, err := c.create("pvc", "size", fmt.Sprint(i+1))
+					return err
+				})
+				if err != nil {
+					refused(t, err, codes.AlreadyExists, "capacity")
+				}
+			})
+		}
+		all.Wait()
+		wantShare(t, share, "pvc")
+		must(t, c.delete(c.mustCreate("pvc").GetVolumeId()))
+		wantShare(t, share)
+	}
+}
+
 // A volume is never inside of another one, also when both are made at once.
 func TestConcurrentNestedCreates(t *testing.T) {
 	c, share := newLocalController(t)
