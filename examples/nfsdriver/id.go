@@ -65,6 +65,12 @@ func (r volumeRef) key() string {
 	return digest(r.SubDir)
 }
 
+// isAt reports whether a source is that of the volume, of which only the digest may be known.
+func (r volumeRef) isAt(source string) bool {
+	subDir, ok := strings.CutPrefix(source, strings.TrimSuffix(r.source(""), "/")+"/")
+	return ok && digest(subDir) == r.key()
+}
+
 // place tells volumes apart that may be there at once, for locks.
 func (r volumeRef) place() string { return r.export.String() + separator + r.key() }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -20,6 +21,22 @@ func TestVolumeID(t *testing.T) {
 	}
 	if r, _ := parseVolumeID("vol1#fd00::7#/srv#a/b#ABCDEFGHIJKLM#delete"); r.source(r.SubDir) != "[fd00::7]:/srv/a/b" {
 		t.Errorf("mounted is %s", r.source(r.SubDir))
+	}
+}
+
+func TestIsAt(t *testing.T) {
+	for _, id := range []string{"vol1#fd00::7#%s#a/b#ABCDEFGHIJKLM#delete", "vol1d#fd00::7#%s#" + digest("a/b") + "#ABCDEFGHIJKLM#delete"} {
+		for share, prefix := range map[string]string{"/": "[fd00::7]:/", "/srv": "[fd00::7]:/srv/"} {
+			r, err := parseVolumeID(fmt.Sprintf(id, share))
+			if err != nil || !r.isAt(prefix+"a/b") {
+				t.Errorf("%s is not at %sa/b (%v)", r.encode(), prefix, err)
+			}
+			for _, source := range []string{"", prefix, prefix + "a", prefix + "a/b/", prefix + "a/b/c", prefix + "/a/b", prefix + "b/a/b", "[fd00::8]" + prefix[9:] + "a/b", "nas:/srva/b"} {
+				if r.isAt(source) {
+					t.Errorf("%s is at %s", r.encode(), source)
+				}
+			}
+		}
 	}
 }
 

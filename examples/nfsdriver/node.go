@@ -149,8 +149,8 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 	if err != nil {
 		return nil, err
 	}
-	if want := ref.source(ref.SubDir); notOurs == nil && s.Source != want {
-		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s: what is mounted there is %s, and not %s", req.GetVolumeId(), req.GetVolumePath(), s.Source, want)
+	if notOurs == nil && !ref.isAt(s.Source) {
+		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s: what is mounted there is %s", req.GetVolumeId(), req.GetVolumePath(), s.Source)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
 		Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes,

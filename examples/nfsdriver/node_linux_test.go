@@ -67,6 +67,19 @@ func TestPublish(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
+// A volume whose subDir has no room in its ID.
+func TestPublishLongSubDir(t *testing.T) {
+	shares := newShares(t)
+	c := newCO(t, startLocal(t, shares), localClass)
+	v := c.mustCreate("pvc-1", paramSubDir, strings.Repeat("long/", 20)+"pvc-1")
+	w := c.mustCreate("pvc-2", paramSubDir, strings.Repeat("long/", 20)+"pvc-2")
+	must(t, errors.Join(c.publish(v, "a"), c.publish(w, "b")))
+	must(t, errors.Join(c.stats(v, "a"), c.stats(w, "b")))
+	refused(t, c.stats(v, "b"), codes.NotFound, "pvc-2")
+	must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(w, "b"), c.delete(v.GetVolumeId()), c.delete(w.GetVolumeId())))
+	wantShare(t, filepath.Join(shares, "a"))
+}
+
 // An administrator's PersistentVolume.
 func TestPublishByAttributes(t *testing.T) {
 	shares := newShares(t)
