@@ -12,8 +12,8 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"time"
 	"sync"
+	"time"
 )
 
 // dirBackend is the Backend that keeps a volume as a directory of an export, and all
