@@ -33,6 +33,9 @@ type exports struct {
 	linger  time.Duration // how long a mount outlives its last user
 	log     *slog.Logger
 
+	askFor     func(*os.File) error // these are each share's
+	lockWithin time.Duration
+
 	mu     sync.Mutex
 	open   map[export]*mounted
 	shares map[string]*share
@@ -52,7 +55,7 @@ type mounted struct {
 }
 
 func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
-	return &exports{mounter: m, linger: linger, log: log, open: map[export]*mounted{}, shares: map[string]*share{}}
+	return &exports{mounter: m, linger: linger, log: log, askFor: lockFile, lockWithin: 20 * time.Second, open: map[export]*mounted{}, shares: map[string]*share{}}
 }
 
 // Use runs fn with the store of the export, which is mounted if it is not, and
@@ -122,7 +125,7 @@ func (x *exports) share(e export) *share {
 	defer x.mu.Unlock()
 	s := x.shares[e.String()]
 	if s == nil {
-		s = new(share)
+		s = &share{askFor: x.askFor, lockWithin: x.lockWithin}
 		x.shares[e.String()] = s
 	}
 	return s

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
 	"google.golang.org/grpc/codes"
@@ -82,4 +84,47 @@ func TestTwoMountsOfOneShare(t *testing.T) {
 		return a.hold()
 	}))
 	wantShare(t, share)
+}
+
+// A server that was started again answers, and gives no locks for a while: a call that needs
+// one comes back, and the server is not taken for one that is gone.
+func TestGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, share := newLocalController(t, testExport)
+		x := c.backend().exports
+		grace := make(chan struct{})
+		asked := 0
+		x.askFor = func(f *os.File) error {
+			asked++
+			<-grace
+			return lockFile(f)
+		}
+		start := time.Now()
+		for range 2 {
+			_, err := c.create("pvc-1")
+			refused(t, err, codes.Unavailable, "gives no lock")
+		}
+		synctest.Wait()
+		if took := time.Since(start); took != 2*x.lockWithin || asked != 1 {
+			t.Errorf("it took %v and was asked %d times", took, asked)
+		}
+		if row := c.backend().servers.row(t, "nas"); row.Breaker != "closed" || row.Hanging != 0 {
+			t.Errorf("the server is %+v", row)
+		}
+		if page, _, err := c.backend().ListVolumes(t.Context(), "", 0); err != nil || len(page) != 0 {
+			t.Errorf("listed are %v (%v)", page, err)
+		}
+		close(grace)
+		synctest.Wait()
+		must(t, c.delete(c.mustCreate("pvc-1").GetVolumeId()))
+		for c.backend().cleans() > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		x.Close()
+		synctest.Wait()
+		wantShare(t, share)
+		if s := x.share(testExport); s.lock != nil || s.stores != 0 {
+			t.Errorf("the lock is still held: %+v", s)
+		}
+	})
 }

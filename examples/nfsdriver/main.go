@@ -103,6 +103,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 			mounts = nfs
 		}
 		exports := newExports(mounts, time.Minute, log)
+		exports.lockWithin = cfg.serverTimeout * 2 / 3 // before the server is given up, which answers
 		defer exports.Close()
 		backend := newDirBackend(servers, exports, cfg.exports, log)
 		defer backend.Close()

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
 
 // store is an export with the driver's own directory in it:
@@ -49,9 +50,19 @@ type share struct {
 	// must not get into the other.
 	change sync.Mutex
 
+	askFor     func(*os.File) error // for a lock, as lockFile does
+	lockWithin time.Duration        // how long a call waits for it
+
 	lockMu sync.Mutex
 	lock   *os.File // nil: the share is not held
+	asking *asking  // for the lock; nil: nobody is
 	stores int      // open ones
+}
+
+// asking is what those wait for who need the lock.
+type asking struct {
+	done chan struct{}
+	err  error // of what came of it
 }
 
 const (
@@ -91,7 +102,13 @@ func (s *store) close() {
 	s.root.Close()
 	s.lockMu.Lock()
 	defer s.lockMu.Unlock()
-	if s.stores--; s.stores == 0 && s.lock != nil {
+	s.stores--
+	s.letGo()
+}
+
+// letGo closes the lock when nobody needs it any more. It is called with lockMu held.
+func (s *share) letGo() {
+	if s.stores == 0 && s.asking == nil && s.lock != nil {
 		s.lock.Close()
 		s.lock = nil
 	}
@@ -103,29 +120,61 @@ func (s *store) close() {
 //
 // A lock that was held is asked for again: a server forgets those of a machine that it has
 // not heard of for the time of a lease.
+//
+// A server that was started again gives none, but answers: for 90 seconds mostly, clients may
+// only claim what they had (RFC 8881, 8.4.2.1). Linux asks again by itself, less and less
+// often, and the kernel does not come back meanwhile. So it is asked apart, and for all at
+// once: who waited for lockWithin is told, and the server is not taken for one that is gone.
 func (s *store) hold() error {
 	s.lockMu.Lock()
-	defer s.lockMu.Unlock()
-	if s.lock != nil {
-		if lockFile(s.lock) == nil {
-			return nil
-		}
-		s.lock.Close()
-		s.lock = nil
+	a := s.asking
+	if a == nil {
+		a = &asking{done: make(chan struct{})}
+		s.asking = a
+		go s.ask(a, s.lock)
 	}
+	s.lockMu.Unlock()
+	enough := time.NewTimer(s.lockWithin)
+	defer enough.Stop()
+	select {
+	case <-a.done:
+		return a.err
+	case <-enough.C:
+		return fmt.Errorf("%s answers, but gives no lock within %v: if it was started again, its clients may only claim what they had at first, for 90 s mostly; try again", s.where(), s.lockWithin)
+	}
+}
+
+// ask asks the server for the lock, which may be held as f.
+func (s *store) ask(a *asking, f *os.File) {
+	if f != nil && s.askFor(f) != nil {
+		f.Close()
+		f = nil
+	}
+	var err error
+	if f == nil {
+		f, err = s.openLock()
+	}
+	s.lockMu.Lock()
+	defer s.lockMu.Unlock()
+	s.lock, a.err, s.asking = f, err, nil
+	s.letGo()
+	close(a.done)
+}
+
+// openLock returns nil with an error.
+func (s *store) openLock() (*os.File, error) {
 	f, err := s.own.OpenFile("lock", os.O_RDWR|os.O_CREATE, 0o600) // NFS locks only what is open for writing
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := lockFile(f); err != nil {
-		f.Close()
-		if errors.Is(err, errBusy) {
-			return fmt.Errorf("%w: another controller is at work on %s, or this one under another name of the server; let one run alone", errBusy, s.where())
-		}
-		return err
+	if err = s.askFor(f); err == nil {
+		return f, nil
 	}
-	s.lock = f
-	return nil
+	f.Close()
+	if errors.Is(err, errBusy) {
+		err = fmt.Errorf("%w: another controller is at work on %s, or this one under another name of the server; let one run alone", errBusy, s.where())
+	}
+	return nil, err
 }
 
 // begin is open for those who are about to change something.
