@@ -245,14 +245,8 @@ func (s *store[T]) dropCopy(id string) error {
 	return nil
 }
 
-// abandon gives up a copy that failed with err, whose code may promise that nothing is
-// there; it may not when the removal fails.
-func (s *store[T]) abandon(id string, err error) error {
-	if undo := s.dropCopy(id); undo != nil {
-		return fmt.Errorf("remove the part of a copy: %w; it failed because of: %s", undo, err.Error())
-	}
-	return err
-}
+// abandon gives up a copy that failed with err.
+func (s *store[T]) abandon(id string, err error) error { return undone(err, s.dropCopy(id)) }
 
 // notSaved is for metadata that could not be written. A whole image that nobody has
 // would stay in the pool that is full.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 )
@@ -63,6 +64,15 @@ func (p *pool) remove(dir *os.Root, name string) error {
 		}
 		return nil
 	})
+}
+
+// undone returns err, whose code may promise that nothing was done; it may not when what
+// was made could not be removed again.
+func undone(err, undo error) error {
+	if undo != nil {
+		return fmt.Errorf("remove what was made: %s; it failed because of: %s", undo.Error(), err.Error())
+	}
+	return err
 }
 
 // sync makes what happened to the names in dir durable.

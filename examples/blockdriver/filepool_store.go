@@ -306,7 +306,7 @@ func (s *store[T]) makeImage(id string, size int64) error {
 		err = s.pool.sync(s.dir)
 	}
 	if err != nil {
-		return errors.Join(err, s.pool.remove(s.dir, name))
+		return undone(withSpaceKind(err), s.pool.remove(s.dir, name))
 	}
 	return nil
 }

@@ -186,7 +186,7 @@ func (b *fileBackend) createEmpty(v Volume, s VolumeSpec) (_ Volume, err error) 
 		return Volume{}, err
 	}
 	if err != nil {
-		return Volume{}, withSpaceKind(errors.Join(err, b.remove(b.volumes, v.ID+extImage)))
+		return Volume{}, undone(withSpaceKind(err), b.remove(b.volumes, v.ID+extImage))
 	}
 	return v, nil
 }

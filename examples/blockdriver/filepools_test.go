@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -110,6 +111,25 @@ func TestPlacement(t *testing.T) {
 		}
 		if err == nil && v.Segments[testZone] != test.want[:1] {
 			t.Errorf("%d: accessible from %v", i, v.Segments)
+		}
+	}
+}
+
+// A pool that gets full and does not let go of what was made in it keeps the name: in
+// another pool the volume would be there twice.
+func TestFullPoolKeepsWhatItCannotRemove(t *testing.T) {
+	for _, fails := range []string{"sync image", "write temp"} {
+		dir := t.TempDir()
+		m := openTestPools(t, dir, map[string]int64{"a1": 3 * gib, "a2": 10 * gib, "b1": 5 * gib})
+		b := m.named("a2")
+		b.step = func(name string) error {
+			return map[string]error{fails: syscall.ENOSPC, "remove": syscall.EIO}[name]
+		}
+		_, err := m.CreateVolume(t.Context(), in("v", nil))
+		wantCode(t, err, codes.Unavailable)
+		b.step = nil
+		if _, err := m.CreateVolume(t.Context(), in("v", nil)); err != nil || poolOf(t, dir, "v") != "a2" {
+			t.Errorf("%s: %v, and the volume is in %q", fails, err, poolOf(t, dir, "v"))
 		}
 	}
 }
