@@ -24,12 +24,16 @@ func (p *pool) check(id string) (problems []Problem) {
 	return nil
 }
 
+func poolAway(p *pool, err error) Problem {
+	return Problem{inaccessible, reasonAway, fmt.Sprintf("pool %s: %v", p.name, err)}
+}
+
 // checkPool looks at what all volumes of the pool depend on. Below reserve bytes it
 // is full: images that grow take what is left.
 func (p *pool) checkPool(reserve float64) (problems []Problem) {
 	total, free, err := p.measure()
 	if err != nil {
-		return []Problem{{inaccessible, reasonAway, fmt.Sprintf("pool %s: %v", p.name, err)}}
+		return []Problem{poolAway(p, err)}
 	}
 	if ro, err := p.isReadOnly(); err == nil && ro {
 		problems = append(problems, Problem{inaccessible, reasonReadOnly, fmt.Sprintf("the file system of pool %s is read-only", p.name)})
@@ -56,11 +60,19 @@ func (m *filePools) CheckVolume(ctx context.Context, id string) ([]Problem, erro
 	if err != nil {
 		return nil, err
 	}
+	if err := m.answers(ctx, b); err != nil {
+		return []Problem{poolAway(b.pool, err)}, nil
+	}
 	return b.CheckVolume(ctx, id)
 }
 
 // CheckVolume is what this node sees of the volume.
 func (n nodePools) CheckVolume(ctx context.Context, id string) ([]Problem, error) {
+	for _, p := range n.here() {
+		if err := n.answers(ctx, p); err != nil {
+			return []Problem{poolAway(p, err)}, nil // or the volume is elsewhere, which nobody can say
+		}
+	}
 	p, err := n.volume(ctx, "check volume", id)
 	if err != nil {
 		return nil, err
@@ -91,7 +103,11 @@ func (n nodePools) CheckPools(ctx context.Context) (problems []Problem) {
 		}
 	}
 	for _, p := range n.here() {
-		problems = append(problems, p.checkPool(n.reserve)...)
+		if err := n.answers(ctx, p); err != nil {
+			problems = append(problems, poolAway(p, err))
+		} else {
+			problems = append(problems, p.checkPool(n.reserve)...)
+		}
 	}
 	return problems
 }

@@ -133,6 +133,8 @@ func (b *fileBackend) claim(size, promise, need int64) (release func(), err erro
 	return func() { b.promised.Add(-promise) }, nil
 }
 
+func (p *pool) at() string { return p.dir }
+
 func (p *pool) measure() (total, free int64, err error) {
 	if p.space != nil {
 		return p.space()

@@ -16,7 +16,10 @@ import (
 // poolSet holds what is made of each pool: the node plugin's pools, or the
 // controller's backends. A pool that is not there at the start, because its file
 // system is not mounted yet, is opened when it is asked for and there.
-type poolSet[T any] struct {
+type poolSet[T interface {
+	at() string
+	measure() (total, free int64, err error)
+}] struct {
 	configs []poolConfig
 	open    func(poolConfig) (T, error)
 	// complete is called when the last pool that was away is open; nil: nothing is.
@@ -56,6 +59,22 @@ func (s *poolSet[T]) here() []T {
 		}
 	}
 	return list
+}
+
+// lookPatience is how long a pool may take to answer until it is unreachable.
+const lookPatience = 5 * time.Second
+
+// answers waits until the pool's file system does, be it with an error. Calls that only
+// look come again and again, and no lock keeps them from doing so: each would leave a
+// thread in the kernel, and here all of them wait for one.
+func (s *poolSet[T]) answers(ctx context.Context, v T) error {
+	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	defer cancel()
+	_, _, err := s.work.Do(ctx, "look at pool "+v.at(), func() (any, error) {
+		_, _, _ = v.measure()
+		return nil, nil
+	})
+	return err
 }
 
 // away returns the pools that are not open.

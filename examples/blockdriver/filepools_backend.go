@@ -156,15 +156,15 @@ func (m *filePools) createFrom(ctx context.Context, s VolumeSpec) (Volume, error
 // full: what is free can change between the look and the creation.
 func (m *filePools) createWhereItFits(ctx context.Context, s VolumeSpec, size int64) (Volume, error) {
 	const op = "create volume"
-	places, err := m.Places(ctx)
-	if err != nil {
-		return Volume{}, fail(op, s.Name, "%w", err)
-	}
-	if len(places) == 1 && s.Requirement == nil {
+	places, unknown := m.places(ctx)
+	if len(places) == 1 && unknown == nil && s.Requirement == nil {
 		return m.named(places[0].Name).CreateVolume(ctx, s) // its error says more
 	}
 	for {
 		chosen, err := topology.Choose(s.Requirement, size, places)
+		if err != nil && unknown != nil { // there it might fit
+			return Volume{}, fail(op, s.Name, "%w", unknown)
+		}
 		if err != nil {
 			return Volume{}, err
 		}
@@ -182,21 +182,33 @@ func (m *filePools) named(name string) *fileBackend {
 	return m.opened[name]
 }
 
-// Places has the pools that are there, in the order of the settings.
+// Places has the pools that are there and answer, in the order of the settings.
 func (m *filePools) Places(ctx context.Context) ([]topology.Candidate, error) {
 	if err := m.openAway(ctx); err != nil && len(m.here()) == 0 {
 		return nil, fail("measure what is free", "", "%s", oneLine(err))
 	}
-	var places []topology.Candidate
+	places, err := m.places(ctx)
+	if len(places) > 0 {
+		err = nil
+	}
+	return places, err
+}
+
+// places returns why one of the pools that are there has no place in the list.
+func (m *filePools) places(ctx context.Context) (places []topology.Candidate, unknown error) {
 	for _, b := range m.here() {
-		p, err := b.Places(ctx)
+		var p []topology.Candidate
+		err := m.answers(ctx, b)
+		if err == nil {
+			p, err = b.Places(ctx)
+		}
 		if err != nil {
 			m.log.Error("a pool cannot say what is free", "pool", b.name, "error", err)
-			continue
+			unknown = err
 		}
 		places = append(places, p...)
 	}
-	return places, nil
+	return places, unknown
 }
 
 func (m *filePools) DeleteVolume(ctx context.Context, id string) error {

@@ -202,6 +202,11 @@ func (n nodePools) volume(ctx context.Context, op, id string) (*pool, error) {
 	if !volumeIDPattern.MatchString(id) {
 		return nil, fail(op, id, "%w", errNotFound)
 	}
+	for _, p := range n.here() {
+		if err := n.answers(ctx, p); err != nil {
+			return nil, err
+		}
+	}
 	return n.holder(ctx, op, id, func(p *pool) bool {
 		_, err := p.volumes.Lstat(id + extMetadata)
 		return !errors.Is(err, fs.ErrNotExist)

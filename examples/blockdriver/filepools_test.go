@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/blocking"
@@ -113,6 +114,92 @@ func TestPlacement(t *testing.T) {
 			t.Errorf("%d: accessible from %v", i, v.Segments)
 		}
 	}
+}
+
+// While a pool does not answer, one call waits for it, however many ask; the others go
+// on, and what might fit there is not refused.
+func TestPoolThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	m := openTestPools(t, t.TempDir(), nil)
+	v, err := m.CreateVolume(t.Context(), in("v", zone("b")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hang, asked := make(chan struct{}), make(chan struct{}, 100)
+	m.named("b1").space = func() (int64, int64, error) {
+		asked <- struct{}{}
+		<-hang
+		return 1 << 40, 1 << 39, nil
+	}
+	// The caller gives up as soon as the pool is asked; later ones have no time at all.
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-asked; cancel() }()
+	if places, err := m.Places(ctx); err != nil || len(places) != 0 && len(places) != 2 {
+		t.Errorf("%v, %v", places, err)
+	}
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, err := m.CreateVolume(ctx, in("w", zone("b")))
+		if code := status.Code(err); code == codes.OK || code == codes.ResourceExhausted {
+			t.Errorf("create: %v", err)
+		}
+		problems, err := m.CheckVolume(ctx, v.ID)
+		if err != nil || len(problems) != 1 || problems[0].Reason != reasonAway {
+			t.Errorf("health: %v, %v", problems, err)
+		}
+		cancel()
+	}
+	if len(asked) != 0 {
+		t.Errorf("%d more calls hang", len(asked))
+	}
+	if w, err := m.CreateVolume(t.Context(), in("elsewhere", zone("a"))); err != nil || w.Segments[testZone] != "a" {
+		t.Error(err)
+	}
+	close(hang)
+	if _, err := m.CreateVolume(t.Context(), in("w", zone("b"))); err != nil {
+		t.Error(err)
+	}
+}
+
+// kubelet asks for usage and health each minute, whether or not it had an answer.
+func TestNodeOfAPoolThatDoesNotAnswer(t *testing.T) {
+	needLinux(t)
+	dir := t.TempDir()
+	makePool(t, dir)
+	cfg := config{pools: poolFlags{list: []poolConfig{{Name: "default", Dir: dir}}}, nodeID: "n"}
+	n := newNodePools(cfg, new(blocking.Group), slog.New(slog.DiscardHandler))
+	if err := n.openAll(t.Context(), cfg, func(*pool, *slog.Logger) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	hang, asked := make(chan struct{}), make(chan struct{}, 100)
+	n.here()[0].space = func() (int64, int64, error) {
+		asked <- struct{}{}
+		<-hang
+		return 1 << 40, 1 << 39, nil
+	}
+	id := volumeID("a")
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		_, _, err := n.FindVolume(ctx, id)
+		wantCode(t, err, codes.DeadlineExceeded)
+		health, err := n.CheckVolume(ctx, id)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, p := range append(health, n.CheckPools(ctx)...) {
+			if p.Reason != reasonAway {
+				t.Errorf("%+v", p)
+			}
+		}
+		cancel()
+	}
+	if len(asked) > 1 {
+		t.Errorf("%d calls hang", len(asked))
+	}
+	close(hang)
+	_, _, err := n.FindVolume(t.Context(), id)
+	wantCode(t, err, codes.NotFound)
 }
 
 // A pool that gets full and does not let go of what was made in it keeps the name: in
