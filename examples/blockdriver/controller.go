@@ -69,9 +69,10 @@ var fsTypes = []string{"ext4", "xfs"}
 // yours.
 var volumeParameters []string
 
-// maxPage keeps a page of ListVolumes below gRPC's 4 MiB, with IDs and node IDs
-// as long as the spec allows.
-const maxPage = 10_000
+// maxPage keeps a page of each list below gRPC's 4 MiB: of volumes that are made of
+// others, with topology and a node ID as long as the spec allows, and of volumes with all
+// the problems that they can have.
+const maxPage = 4_000
 
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}

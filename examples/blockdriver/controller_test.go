@@ -367,16 +367,24 @@ func TestControllerListVolumes(t *testing.T) {
 // A page with no limit asked for must still fit into what grpc lets a client
 // receive.
 func TestLargestPage(t *testing.T) {
-	entry := &csi.ListVolumesResponse_Entry{
-		Volume: &csi.Volume{VolumeId: volumeID("a"), CapacityBytes: 1 << 62},
-		Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{strings.Repeat("n", 256)}},
-	}
-	resp := &csi.ListVolumesResponse{NextToken: volumeID("a")}
+	long := func(n int) string { return strings.Repeat("n", n) }
+	volumes := &csi.ListVolumesResponse{NextToken: volumeID("a")}
+	health := &csi.ControllerListVolumeHealthResponse{NextToken: volumeID("a")}
+	problem := Problem{dataLoss, "ImageNotAFile", long(1000)}
 	for range maxPage {
-		resp.Entries = append(resp.Entries, entry)
+		volumes.Entries = append(volumes.Entries, &csi.ListVolumesResponse_Entry{
+			Volume: &csi.Volume{
+				VolumeId: volumeID("a"), CapacityBytes: 1 << 62, ContentSource: csiSource(&Source{SnapshotID: snapshotID("s")}),
+				AccessibleTopology: []*csi.Topology{{Segments: map[string]string{"topology.example.com/zone": long(63), long(253) + "/" + long(63): long(63)}}},
+			},
+			Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: []string{long(256)}},
+		})
+		health.Entries = append(health.Entries, csiHealth(volumeID("a"), []Problem{problem, problem, problem})) // image, read-only, full
 	}
-	if size := proto.Size(resp); size > 4<<20 {
-		t.Errorf("a page can have %d bytes, grpc allows %d", size, 4<<20)
+	for _, resp := range []proto.Message{volumes, health} {
+		if size := proto.Size(resp); size > 4<<20 {
+			t.Errorf("a page of %T can have %d bytes, grpc allows %d", resp, size, 4<<20)
+		}
 	}
 }
 
