@@ -139,3 +139,77 @@ func TestCopyInUseParameter(t *testing.T) {
 		t.Errorf("maybe: %v", err)
 	}
 }
+
+// passes makes a copy of one moment, and calls each before what it counts: the steps of the
+// first pass, then those of the second, and so on.
+func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
+	t.Helper()
+	pass := 0
+	return copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
+		pass++
+		step := 0
+		to, err := os.Open(dst)
+		must(t, err)
+		defer to.Close()
+		from, err := os.Open(src)
+		must(t, err)
+		defer from.Close()
+		return copyTree(to, from, since, func(int64, int64) {
+			step++
+			each(pass, step)
+		})
+	})
+}
+
+// touched returns what the time is for who changes a file now.
+func touched(t *testing.T, name string) time.Time {
+	t.Helper()
+	old := time.Unix(1, 0)
+	must(t, os.Chtimes(name, old, old))
+	info, err := os.Stat(name)
+	must(t, err)
+	return changedAt(info)
+}
+
+// settle waits until what was changed is known from what changes now.
+func settle(t *testing.T, dir string) {
+	t.Helper()
+	for last := settled(touched(t, dir)); touched(t, dir).Before(last); {
+	}
+}
+
+// alike makes directories with a file in each: files of different content, the same size
+// and the same time of modification, as unpacked and reproducible trees have them. It
+// returns them in the order in which they are copied.
+func alike(t *testing.T, dir string, n int) []string {
+	t.Helper()
+	old := time.Unix(1, 0)
+	for i := range n {
+		sub := filepath.Join(dir, fmt.Sprint("dir", i))
+		name := filepath.Join(sub, "deep", "file")
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, fmt.Append(nil, "content ", i), 0o600), os.Chtimes(name, old, old)))
+	}
+	f, err := os.Open(dir)
+	must(t, err)
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	must(t, err)
+	for i, name := range names {
+		names[i] = filepath.Join(dir, name)
+	}
+	return names
+}
+
+// What moves while a pass is under way, from where it has not been to where it was, is
+// not lost.
+func TestCopyStillMoved(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	dirs := alike(t, src, 3)
+	settle(t, dst)
+	must(t, passes(t, dst, src, func(pass, step int) {
+		if pass == 2 && step == 2 { // the first file, and its directory
+			must(t, os.Rename(dirs[2], filepath.Join(dirs[0], "moved")))
+		}
+	}))
+	compareTrees(t, describe(t, dst), describe(t, src))
+}

@@ -128,6 +128,12 @@ func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) err
 	if err := c.attributes(fdNode(dst), fdNode(src), st); err != nil {
 		return fmt.Errorf("%s: %w", rel, err)
 	}
+	// A name that was there before, or has come since, is not in the copy, or not as it was.
+	var now unix.Stat_t
+	if err := ask(src, "", &now); err != nil {
+		return err
+	}
+	c.look(&now, rel)
 	if err := dst.Sync(); err != nil {
 		return fmt.Errorf("%s: %w", rel, err)
 	}
@@ -139,7 +145,7 @@ func (c *treeCopy) entry(dst, src *os.File, name, rel string) error {
 	var err error
 	for range 3 {
 		err = c.tryEntry(dst, src, name, rel)
-		if errors.Is(err, unix.ENOENT) && vanished(src, name) {
+		if (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && vanished(src, name) {
 			return removeEntry(dst, name)
 		}
 		if !errors.Is(err, errChanged) {
@@ -155,7 +161,7 @@ func (c *treeCopy) entry(dst, src *os.File, name, rel string) error {
 
 func vanished(dir *os.File, name string) bool {
 	var st unix.Stat_t
-	return errors.Is(unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW), unix.ENOENT)
+	return errors.Is(ask(dir, name, &st), unix.ENOENT)
 }
 
 func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
