@@ -12,6 +12,10 @@ type changes struct {
 	name   string    // what changed then
 }
 
+// origins tell what the directories of a copy are copies of, by the numbers of their inodes,
+// from one pass to the next.
+type origins map[uint64]uint64
+
 // maxPasses is how often a source is gone through before it is said to be in use. All but
 // the first copy only what changed meanwhile.
 const maxPasses = 5

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 )
 
@@ -48,7 +49,7 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 			must(t, errors.Join(os.Rename(in("dir"), in("renamed")), os.Remove(in("gone")), os.Link(in("written"), in("linked"))))
 		},
 	}
-	passes := 0
+	passes, of := 0, origins{}
 	clock := func() (time.Time, error) {
 		must(t, os.Chtimes(dst, old, old))
 		info, err := os.Stat(dst)
@@ -62,7 +63,7 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 		from, err := os.Open(src)
 		must(t, err)
 		defer from.Close()
-		saw, err = copyTree(to, from, since, func(int64, int64) {})
+		saw, err = copyTree(to, from, since, of, func(int64, int64) {})
 		if passes < len(between) {
 			between[passes]()
 		}
@@ -145,6 +146,7 @@ func TestCopyInUseParameter(t *testing.T) {
 func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 	t.Helper()
 	pass := 0
+	of := origins{}
 	return copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
 		pass++
 		step := 0
@@ -154,7 +156,7 @@ func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 		from, err := os.Open(src)
 		must(t, err)
 		defer from.Close()
-		return copyTree(to, from, since, func(int64, int64) {
+		return copyTree(to, from, since, of, func(int64, int64) {
 			step++
 			each(pass, step)
 		})
@@ -212,4 +214,19 @@ func TestCopyStillMoved(t *testing.T) {
 		}
 	}))
 	compareTrees(t, describe(t, dst), describe(t, src))
+}
+
+// Two directories change their places, and nothing in them tells that.
+func TestCopyStillSwapped(t *testing.T) {
+	for in := range 2 {
+		src, dst := t.TempDir(), t.TempDir()
+		dirs := alike(t, src, 3)
+		settle(t, dst)
+		must(t, passes(t, dst, src, func(pass, step int) {
+			if pass == in+1 && step == 2 {
+				must(t, unix.Renameat2(unix.AT_FDCWD, dirs[0], unix.AT_FDCWD, dirs[2], unix.RENAME_EXCHANGE))
+			}
+		}))
+		compareTrees(t, describe(t, dst), describe(t, src))
+	}
 }

@@ -20,7 +20,9 @@ import (
 //
 // A copy that was cut off is resumed by calling it again: a file gets its time of
 // modification last, so what has it is complete. What is in dst and not in src is
-// removed. What has changed since a time is copied even if it looks complete, and told.
+// removed. What has changed since a time is copied even if it looks complete, and told;
+// so is what is in a directory that has come to where another one was: the times in it
+// do not tell.
 // While src is in use each file is copied as it is when its turn comes, and files that
 // vanish before are left out: see copyStill.
 //
@@ -29,7 +31,7 @@ import (
 // would not be one. Below the two directories each name is looked up by itself in a
 // directory that is open, so nothing that somebody does in the tree meanwhile leads
 // out of it.
-func copyTree(dst, src *os.File, since time.Time, progress func(files, bytes int64)) (changes, error) {
+func copyTree(dst, src *os.File, since time.Time, of origins, progress func(files, bytes int64)) (changes, error) {
 	for _, dir := range []*os.File{dst, src} { // which an earlier call has read
 		if _, err := dir.Seek(0, io.SeekStart); err != nil {
 			return changes{}, err
@@ -42,13 +44,13 @@ func copyTree(dst, src *os.File, since time.Time, progress func(files, bytes int
 	if _, err := dst.Seek(0, io.SeekStart); err != nil {
 		return changes{}, err
 	}
-	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, since: since, links: map[inode]linked{}, copies: map[inode]inode{}}
+	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, since: since, origins: of, links: map[inode]linked{}, copies: map[inode]inode{}}
 	var st unix.Stat_t
 	if err := ask(src, "", &st); err != nil {
 		return changes{}, err
 	}
 	c.look(&st, ".")
-	err = c.directory(dst, src, &st, ".")
+	err = c.directory(dst, src, &st, ".", true)
 	return c.changes, err
 }
 
@@ -57,6 +59,7 @@ type treeCopy struct {
 	root     *os.File
 	resumed  bool
 	since    time.Time
+	origins  origins
 	changes  changes
 	links    map[inode]linked // files with more than one name
 	copies   map[inode]inode  // their copies, and what these are of
@@ -107,7 +110,9 @@ const maxDepth = 250
 // errChanged: the name stands for something else than a moment ago.
 var errChanged = errors.New("changed while it was copied")
 
-func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) error {
+// directory copies what is in a directory, and its attributes. With sameDir it is the one of
+// which dst is a copy.
+func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string, sameDir bool) error {
 	if strings.Count(rel, "/") > maxDepth || len(rel) >= unix.PathMax {
 		return fmt.Errorf("%w: %.100q...: what is nested more than %d deep, or has a path of more than %d bytes, is not copied", errRefused, rel, maxDepth, unix.PathMax)
 	}
@@ -121,7 +126,7 @@ func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) err
 		}
 	}
 	for _, name := range names {
-		if err := c.entry(dst, src, name, path.Join(rel, name)); err != nil {
+		if err := c.entry(dst, src, name, path.Join(rel, name), sameDir); err != nil {
 			return err
 		}
 	}
@@ -141,10 +146,10 @@ func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string) err
 	return fdNode(dst).setTimes(st)
 }
 
-func (c *treeCopy) entry(dst, src *os.File, name, rel string) error {
+func (c *treeCopy) entry(dst, src *os.File, name, rel string, sameDir bool) error {
 	var err error
 	for range 3 {
-		err = c.tryEntry(dst, src, name, rel)
+		err = c.tryEntry(dst, src, name, rel, sameDir)
 		if (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && vanished(src, name) {
 			return removeEntry(dst, name)
 		}
@@ -164,13 +169,13 @@ func vanished(dir *os.File, name string) bool {
 	return errors.Is(ask(dir, name, &st), unix.ENOENT)
 }
 
-func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
+func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string, sameDir bool) error {
 	var st unix.Stat_t
 	if err := ask(src, name, &st); err != nil {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return c.subdirectory(dst, src, name, rel)
+		return c.subdirectory(dst, src, name, rel, sameDir)
 	}
 	c.look(&st, rel)
 	id := inode{uint64(st.Dev), st.Ino}
@@ -179,7 +184,7 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string) error {
 		return c.link(dst, name, first.name)
 	}
 	done, err := c.complete(dst, src, name, &st)
-	if err == nil && !done {
+	if err == nil && !(done && sameDir) {
 		if err = removeEntry(dst, name); err != nil {
 			return err
 		}
@@ -249,7 +254,7 @@ func (c *treeCopy) link(dst *os.File, name, first string) error {
 	return nil
 }
 
-func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string) error {
+func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string, sameDir bool) error {
 	from, err := openIn(src, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
@@ -280,7 +285,27 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string) error {
 			return err
 		}
 	}
-	return c.directory(to, from, &st, rel)
+	same, err := c.isCopy(to, &st, sameDir)
+	if err != nil {
+		return err
+	}
+	return c.directory(to, from, &st, rel, same)
+}
+
+// isCopy reports whether what is in a directory was copied from the one with these
+// attributes. Of what an earlier attempt did it is not known: then it is, unless it or one
+// that it is in has changed, which may have been a rename.
+func (c *treeCopy) isCopy(dst *os.File, st *unix.Stat_t, sameParent bool) (bool, error) {
+	var copied unix.Stat_t
+	if err := unix.Fstat(int(dst.Fd()), &copied); err != nil {
+		return false, err
+	}
+	of, known := c.origins[copied.Ino]
+	c.origins[copied.Ino] = st.Ino
+	if known {
+		return of == st.Ino, nil
+	}
+	return sameParent && !c.changed(st), nil
 }
 
 func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err error) {

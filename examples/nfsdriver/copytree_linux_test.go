@@ -111,7 +111,7 @@ func copyDir(dst, src string, progress func(files, bytes int64)) error {
 		return err
 	}
 	defer from.Close()
-	_, err = copyTree(to, from, time.Time{}, progress)
+	_, err = copyTree(to, from, time.Time{}, origins{}, progress)
 	return err
 }
 

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func copyTree(dst, src *os.File, since time.Time, progress func(files, bytes int64)) (changes, error) {
+func copyTree(dst, src *os.File, since time.Time, of origins, progress func(files, bytes int64)) (changes, error) {
 	return changes{}, errors.ErrUnsupported
 }
 

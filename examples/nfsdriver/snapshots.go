@@ -345,8 +345,9 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 			return err
 		}
 		defer out.Close()
+		of := origins{}
 		err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
-			return copyTree(out, in.dir, since, progress)
+			return copyTree(out, in.dir, since, of, progress)
 		})
 		if inUse && errors.Is(err, errInUse) {
 			err = nil
