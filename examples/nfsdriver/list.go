@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -72,7 +73,7 @@ func list[T any](ctx context.Context, b *dirBackend, op, dir string, after place
 		if limit > 0 {
 			more = limit + 1 - len(page)
 		}
-		part, err := work(ctx, b, e, strings.Join([]string{op, e.String(), from}, " "), func(_ *job, s *store) ([]T, error) {
+		part, err := look(ctx, b, e, fmt.Sprintf("%s %s, %d after %q", op, e, more, from), func(s *store) ([]T, error) {
 			return listExport(s, dir, from, more, read)
 		})
 		if err != nil {

@@ -194,7 +194,7 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 	if err != nil || b.allowed(ref.export) != nil {
 		return Snapshot{}, fail(op, id, "%w", errNotFound)
 	}
-	snap, err := work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (Snapshot, error) {
+	snap, err := look(ctx, b, ref.export, op+" "+id, func(s *store) (Snapshot, error) {
 		if err := s.open(); err != nil {
 			return Snapshot{}, err
 		}

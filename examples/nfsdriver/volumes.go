@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -98,6 +99,21 @@ func work[T any](ctx context.Context, b *dirBackend, e export, key string, fn fu
 	})
 	t, _ := v.(T) // a nil any has no type
 	return t, err
+}
+
+// look is work that only reads. Whoever joined an earlier call asks once more: what that one
+// found may be older than what was done since, and was answered.
+func look[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*store) (T, error)) (T, error) {
+	for again := false; ; again = true {
+		var own atomic.Bool
+		v, err := work(ctx, b, e, key, func(_ *job, s *store) (T, error) {
+			own.Store(true)
+			return fn(s)
+		})
+		if own.Load() || again || ctx.Err() != nil {
+			return v, err
+		}
+	}
 }
 
 func (b *dirBackend) CreateVolume(ctx context.Context, spec VolumeSpec) (Volume, error) {
@@ -571,7 +587,15 @@ func (s *store) removeParents(subDir string, n int) {
 
 func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error) {
 	const op = "expand volume"
-	v, err := volumeWork(ctx, b, id, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(s *store, v volumeRecord) (Volume, error) {
+	ref, err := b.parse(id)
+	if err != nil {
+		return Volume{}, fail(op, id, "%w", err)
+	}
+	v, err := work(ctx, b, ref.export, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(_ *job, s *store) (Volume, error) {
+		v, err := s.volume(ref)
+		if err != nil {
+			return Volume{}, err
+		}
 		if err := s.hold(); err != nil {
 			return v.Volume, err
 		}
@@ -596,28 +620,25 @@ func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRang
 }
 
 func (b *dirBackend) GetVolume(ctx context.Context, id string) (Volume, error) {
-	v, err := volumeWork(ctx, b, id, "get volume "+id, func(_ *store, v volumeRecord) (Volume, error) { return v.Volume, nil })
+	const op = "get volume"
+	ref, err := b.parse(id)
 	if err != nil {
-		return Volume{}, fail("get volume", id, "%w", err)
+		return Volume{}, fail(op, id, "%w", err)
 	}
-	return v, nil
+	r, err := look(ctx, b, ref.export, op+" "+id, func(s *store) (volumeRecord, error) { return s.volume(ref) })
+	if err != nil {
+		return Volume{}, fail(op, id, "%w", err)
+	}
+	return r.Volume, nil
 }
 
-// volumeWork is work on a volume that is there.
-func volumeWork[T any](ctx context.Context, b *dirBackend, id, key string, fn func(*store, volumeRecord) (T, error)) (T, error) {
+// parse returns errNotFound for an ID of which the driver has no volume.
+func (b *dirBackend) parse(id string) (volumeRef, error) {
 	ref, err := parseVolumeID(id)
 	if err != nil || b.allowed(ref.export) != nil {
-		var zero T
-		return zero, errNotFound
+		return ref, errNotFound
 	}
-	return work(ctx, b, ref.export, key, func(_ *job, s *store) (T, error) {
-		r, err := s.volume(ref)
-		if err != nil {
-			var zero T
-			return zero, err
-		}
-		return fn(s, r)
-	})
+	return ref, nil
 }
 
 // volume returns errNotFound for a volume that is not there, or has another ID.

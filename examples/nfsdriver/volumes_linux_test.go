@@ -609,6 +609,47 @@ func TestLists(t *testing.T) {
 	}
 }
 
+// A call that joins an earlier one is not told what that one found: it may be older than what
+// was answered since.
+func TestJoinedReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := newLocalController(t, testExport)
+		b := c.backend()
+		v := c.mustCreate("pvc-1")
+		for key, read := range map[string]func() error{
+			"get volume " + v.GetVolumeId(): func() error { _, err := b.GetVolume(t.Context(), v.GetVolumeId()); return err },
+			`list volumes nas:/srv, 0 after ""`: func() error {
+				page, _, err := b.ListVolumes(t.Context(), "", 0)
+				if err == nil && len(page) != 1 {
+					t.Errorf("listed are %v", page)
+				}
+				return err
+			},
+		} {
+			earlier := make(chan struct{})
+			var all sync.WaitGroup
+			all.Go(func() {
+				_, err := b.servers.Do(t.Context(), testExport, key, func(*job) (any, error) { <-earlier; return nil, errNotFound })
+				if !errors.Is(err, errNotFound) {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+			all.Go(func() {
+				if err := read(); err != nil {
+					t.Error(err)
+				}
+			})
+			synctest.Wait()
+			if jobs := b.servers.Jobs(); len(jobs) != 1 || jobs[0].Waiting != 2 {
+				t.Errorf("%s was not joined: %+v", key, jobs)
+			}
+			close(earlier)
+			all.Wait()
+		}
+	})
+}
+
 func TestExpandVolume(t *testing.T) {
 	c, _ := newLocalController(t)
 	v := c.mustCreate("pvc-1", "size", "8")
