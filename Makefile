@@ -48,7 +48,7 @@ fuzz: ## every fuzz test for FUZZTIME (default 30s)
 .PHONY: torture
 torture: ## the long form of the tests that kill, and that fail calls, and all in the virtual machines (root)
 	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|Every' ./nodeops
-	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' ./examples/blockdriver ./csitest
+	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' ./examples/blockdriver ./examples/nfsdriver ./csitest
 	@$(MAKE) --no-print-directory test-vm VM=-long
 
 .PHONY: bench

@@ -19,19 +19,32 @@ import (
 // Without a server, a directory stands in for it: the controller works in it where it
 // would mount the export, and a node mounts a volume by a helper as it does otherwise.
 // The helper shows the directory by an overlay without anything below, because that
-// shows the source that it is told, as NFS does.
+// shows the source that it is told, as NFS does. All mounts of a volume are of one
+// overlay: two would not see what the other one changes.
 const helperScript = `#!/bin/sh
 dir="$CSIKIT_TEST_SHARES/${1#*:}"
 [ -d "$dir" ] || { echo "mount.nfs: mounting $1 failed, reason given by server: No such file or directory"; exit 32; }
 [ -z "$CSIKIT_TEST_HANG" ] || exec sleep 1000
-work=$(mktemp -d "$CSIKIT_TEST_SHARES/.work/XXXXXX") && mkdir "$work/lower" "$work/work" || exit 1
-flags=userxattr,lowerdir=$work/lower,upperdir=$dir,workdir=$work/work
+all="$CSIKIT_TEST_SHARES/.work"
+id="$(stat -c %i "$dir")" && exec 9>"$all/lock" && flock 9 && new=$(mktemp -d "$all/XXXXXX") || exit 1
+of="workdir=$all/$id-"
+at=$(awk -v of="$of" 'index($0, of) { print $5; exit }' /proc/self/mountinfo)
+if [ -n "$at" ] && mount -i -n --bind "$at" "$new" 2>/dev/null; then # or it went away this moment
+	awk -v of="$of" -v new="$new" '$5 == new && index($0, of) { ok = 1 } END { exit !ok }' /proc/self/mountinfo || { umount -i -n "$new"; at=; }
+else
+	at=
+fi
+if [ -z "$at" ]; then
+	work=$(mktemp -d "$all/$id-XXXXXX") && mkdir "$work/lower" "$work/work" &&
+	mount -i -n -t overlay -o "userxattr,lowerdir=$work/lower,upperdir=$dir,workdir=$work/work" "$1" "$new" || exit 1
+fi
+flags=remount,bind,rw,suid,dev,exec,relatime
 case ",$4," in *,ro,*) flags=$flags,ro ;; esac
 case ",$4," in *,suid,*) ;; *,nosuid,*) flags=$flags,nosuid ;; esac
 case ",$4," in *,nodev,*) flags=$flags,nodev ;; esac
 case ",$4," in *,noexec,*) flags=$flags,noexec ;; esac
 case ",$4," in *,noatime,*) flags=$flags,noatime ;; esac
-exec mount -i -n -t overlay -o "$flags" "$1" "$2"
+mount -i -n -o "$flags" "$new" && exec mount -i -n --move "$new" "$2"
 `
 
 // newShares returns a directory that stands in for a server with the shares /a and /b.

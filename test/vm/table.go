@@ -29,10 +29,10 @@ var table = []job{
 	// Where CAP_SYS_RESOURCE is missing, ext4 does not grow while it is mounted.
 	{pkg: "./examples/blockdriver", run: "^TestRules(OfGrowthOnline)?$/^(split=false|block|xfs|ext4)$", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Sanity|Rules)", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Sanity|Rules)$", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|Container|BadInput|Faults|Kills)", kernels: []string{"6.1"}, timeout: 15 * time.Minute},
 
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|BadInput|Faults|Kills)", kernels: []string{"6.12"}, timeout: 20 * time.Minute, long: true},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|BadInput|Faults|Kills|RulesTorture)", kernels: []string{"6.12"}, timeout: 20 * time.Minute, long: true},
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
 	{pkg: "./nodeops/fastmount", timeout: 20 * time.Minute, long: true},
 	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
