@@ -73,11 +73,17 @@ func (p *pool) isReadOnly() (bool, error) {
 		return false, err
 	}
 	defer f.Close()
+	return refusesWrites(f)
+}
+
+// refusesWrites: since Linux 6.14 an ext4 that was made read-only by errors does not say
+// so in its flags, and still refuses to sync. It has little to sync in a directory.
+func refusesWrites(dir *os.File) (bool, error) {
 	var s unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &s); err != nil {
+	if err := unix.Fstatfs(int(dir.Fd()), &s); err != nil {
 		return false, fmt.Errorf("statfs: %w", err)
 	}
-	return s.Flags&unix.ST_RDONLY != 0, nil
+	return s.Flags&unix.ST_RDONLY != 0 || errors.Is(unix.Fsync(int(dir.Fd())), unix.EROFS), nil
 }
 
 func bytesOf(blocks uint64, size int64) int64 {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -160,6 +161,45 @@ func TestReadOnlyPool(t *testing.T) {
 	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	if got := p.checkPool(5); len(got) != 1 || got[0].Reason != reasonReadOnly {
 		t.Errorf("read-only: %v", got)
+	}
+}
+
+// breakFilesystem lets the kernel find an error in the ext4 that is mounted there, and
+// make it read-only.
+func breakFilesystem(t *testing.T, at, dev string) {
+	t.Helper()
+	must(t, unix.Mount("", at, "", unix.MS_REMOUNT, "errors=remount-ro"))
+	err := os.WriteFile("/sys/fs/ext4/"+filepath.Base(dev)+"/trigger_fs_error", []byte("test"), 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EROFS) {
+		t.Skipf("errors of ext4 cannot be had here: %v", err)
+	}
+	must(t, err)
+}
+
+// A file system with errors is read-only, and on a newer kernel does not say so to statfs.
+func TestHealthOfABrokenFilesystem(t *testing.T) {
+	w := newServedVolume(t, "ext4", 64<<20)
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	dev, err := loopdev.Find(w.image())
+	must(t, err)
+	breakFilesystem(t, w.staging(), dev.Path)
+	h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: w.id, VolumePublishPath: w.target("a"), StagingTargetPath: w.staging()})
+	must(t, err)
+	if got := reasons(h.GetVolumeHealth()); got != "FileSystemReadOnly" {
+		t.Errorf("the volume's health is %q", got)
+	}
+
+	dir := filepath.Join(t.TempDir(), "pool")
+	mountPool(t, dir, "ext4")
+	p, err := initPool(dir)
+	must(t, err)
+	defer p.Close()
+	dev, err = loopdev.Find(dir + ".disk")
+	must(t, err)
+	breakFilesystem(t, dir, dev.Path)
+	if got := p.checkPool(5); len(got) != 1 || got[0].Reason != reasonReadOnly {
+		t.Errorf("the pool's health is %v", got)
 	}
 }
 

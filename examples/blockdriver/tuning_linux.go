@@ -64,6 +64,11 @@ func serves(dev *os.File, image string) error {
 
 // becameReadOnly: what is mounted at path refuses writes, as an ext4 with errors does.
 func becameReadOnly(path string) bool {
-	var s unix.Statfs_t
-	return unix.Statfs(path, &s) == nil && s.Flags&unix.ST_RDONLY != 0
+	dir, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil { // such as a raw block volume
+		return false
+	}
+	defer dir.Close()
+	ro, err := refusesWrites(dir)
+	return err == nil && ro
 }
