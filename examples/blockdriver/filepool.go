@@ -136,7 +136,7 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 	if p.nodes, err = p.openDir("nodes"); err != nil {
 		return nil, fail("open pool", abs, "%w", err)
 	}
-	if err := syncDir(p.root); err != nil {
+	if err := syncDir(p.root); err != nil && !unwritable(err) {
 		return nil, fail("open pool", abs, "%w", err)
 	}
 	return p, nil
@@ -282,8 +282,8 @@ func (p *pool) RegisterNode(nodeID string, maxVolumes int64, at topology.Segment
 		return fail("register node", nodeID, "%w", err)
 	}
 	if has, err := p.nodes.ReadFile(nodeID + extMetadata); err == nil && bytes.Equal(has, data) {
-		err = p.sync(p.nodes) // who has written it may not have got so far
-		if err != nil {
+		// Who has written it may not have got so far.
+		if err = p.sync(p.nodes); err != nil && !unwritable(err) {
 			return fail("register node", nodeID, "%w", err)
 		}
 		return nil

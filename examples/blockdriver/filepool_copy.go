@@ -56,15 +56,15 @@ type imageSource struct {
 	xfsOn      string // the node that may have it mounted, as xfs
 }
 
-// reflinks reports whether files of the pool can share blocks. In a full pool that cannot
-// be tried out, and it is asked again.
+// reflinks reports whether files of the pool can share blocks. In a pool that is full or
+// read-only that cannot be tried out, and it is asked again.
 func (p *pool) reflinks() bool {
 	p.reflinkMu.Lock()
 	defer p.reflinkMu.Unlock()
 	if !p.reflinkKnown {
 		var err error
 		p.reflink, err = p.canReflink()
-		p.reflinkKnown = !isFull(err)
+		p.reflinkKnown = !isFull(err) && !unwritable(err)
 	}
 	return p.reflink
 }

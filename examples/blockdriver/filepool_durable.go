@@ -5,7 +5,22 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 )
+
+// unwritable: the file system was made read-only, by errors or by somebody. A driver that
+// starts then can make nothing, and what is there can still be looked at, and unmounted.
+func unwritable(err error) bool { return errors.Is(err, syscall.EROFS) }
+
+// openToLock opens a file for its lock: for writing, because an exclusive lock over NFS
+// demands it, or where that cannot be for reading.
+func openToLock(dir *os.Root, name string, flags int) (*os.File, error) {
+	f, err := dir.OpenFile(name, os.O_RDWR|flags, 0o600)
+	if unwritable(err) {
+		return dir.Open(name)
+	}
+	return f, err
+}
 
 // do runs one step that changes the directory.
 func (p *pool) do(name string, step func() error) error {

@@ -64,8 +64,7 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 	b.vols = newStore(p, p.volumes, "volumes", volumeKind, volumeIDPattern, log, p.ReadVolume, func(id string) Volume { return Volume{ID: id} })
 	b.vols.counted = b.count
 	b.groups = newStore(p, p.groups, "groups", groupKind, groupIDPattern, log, p.readGroup, func(id string) Group { return Group{ID: id} })
-	// For writing, because an exclusive lock over NFS demands it.
-	if b.marker, err = p.root.OpenFile(markerName, os.O_RDWR, 0); err != nil {
+	if b.marker, err = openToLock(p.root, markerName, 0); err != nil {
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
 	defer func() {

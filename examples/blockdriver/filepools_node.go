@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,7 +71,7 @@ func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
 	}
 	l := &nodeLock{pool: p, nodeID: nodeID, taken: make(chan struct{})}
 	err := p.whenFull(func() (err error) {
-		l.file, err = p.nodes.OpenFile(nodeID+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+		l.file, err = openToLock(p.nodes, nodeID+".lock", os.O_CREATE)
 		return err
 	})
 	if err != nil {
@@ -125,6 +126,9 @@ func (l *nodeLock) try() error {
 	data, err := json.Marshal(self)
 	if err != nil {
 		return err
+	}
+	if has, err := l.pool.nodes.ReadFile(l.nodeID + ".lock"); err == nil && bytes.Equal(has, data) {
+		return nil
 	}
 	return l.pool.whenFull(func() error {
 		_, err := l.file.WriteAt(data, 0)

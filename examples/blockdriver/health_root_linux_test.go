@@ -164,6 +164,39 @@ func TestReadOnlyPool(t *testing.T) {
 	}
 }
 
+// A pool that is read-only is served all the same: what is there can be looked at, and
+// what was mounted can be unmounted.
+func TestStartOnAReadOnlyPool(t *testing.T) {
+	for _, fsType := range []string{"xfs", "ext4"} {
+		t.Run(fsType, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "pool")
+			mountPool(t, dir, fsType)
+			b := openBackend(t, dir, nil)
+			must(t, b.lockNode("n1", b.log))
+			mustRegister(t, b.pool, "n1")
+			v := mustCreate(t, b, spec("a"))
+			closeBackend(t, b)
+			if fsType == "ext4" {
+				dev, err := loopdev.Find(dir + ".disk")
+				must(t, err)
+				breakFilesystem(t, dir, dev.Path)
+			} else {
+				must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+			}
+			b = openBackend(t, dir, nil)
+			must(t, b.lockNode("n1", b.log))
+			mustRegister(t, b.pool, "n1")
+			if got := list(t, b); len(got) != 1 || got[0].ID != v.ID {
+				t.Errorf("volumes: %v", got)
+			}
+			_, err := b.CreateVolume(t.Context(), spec("b"))
+			wantCode(t, err, codes.Unavailable, "read-only")
+			_, err = b.CreateVolume(t.Context(), spec("a"))
+			must(t, err)
+		})
+	}
+}
+
 // breakFilesystem lets the kernel find an error in the ext4 that is mounted there, and
 // make it read-only.
 func breakFilesystem(t *testing.T, at, dev string) {
