@@ -236,6 +236,34 @@ func TestHealthOfABrokenFilesystem(t *testing.T) {
 	}
 }
 
+// Images of two pools may have the same inode number.
+func TestServesTheImageOfItsPool(t *testing.T) {
+	dir := t.TempDir()
+	var images [2]string
+	var inodes [2]uint64
+	for i, name := range []string{"a", "b"} {
+		mountPool(t, filepath.Join(dir, name), "xfs")
+		images[i] = filepath.Join(dir, name, "image")
+		must(t, os.WriteFile(images[i], make([]byte, mib), 0o600))
+		var st unix.Stat_t
+		must(t, unix.Stat(images[i], &st))
+		inodes[i] = st.Ino
+	}
+	if inodes[0] != inodes[1] {
+		t.Fatalf("inodes %v: this shows nothing", inodes)
+	}
+	dev, err := loopdev.Attach(t.Context(), images[0])
+	must(t, err)
+	defer func() { must(t, dev.Detach(context.Background())) }()
+	f, err := os.Open(dev.Path)
+	must(t, err)
+	defer f.Close()
+	must(t, serves(f, images[0]))
+	if serves(f, images[1]) == nil {
+		t.Error("the loop device serves the image of the other pool too")
+	}
+}
+
 // The mutable parameters reach the loop device: at stage, and while the volume is in
 // use, when kubelet asks for its usage. They are not left to the next volume.
 func TestMutableParameters(t *testing.T) {

@@ -56,7 +56,7 @@ func serves(dev *os.File, image string) error {
 	if err := unix.Stat(image, &st); err != nil {
 		return err
 	}
-	if info.Inode != st.Ino {
+	if info.Device != uint64(st.Dev) || info.Inode != st.Ino {
 		return fmt.Errorf("%s serves another image than %s", dev.Name(), image)
 	}
 	return nil
