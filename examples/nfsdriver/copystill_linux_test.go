@@ -81,8 +81,8 @@ func TestCopyInUse(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	dir := filepath.Join(share, "pvc-1")
-	large := filepath.Join(dir, "large")
-	must(t, os.WriteFile(large, make([]byte, 1<<20), 0o600))
+	large := filepath.Join(dir, "busy", "below", "large")
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(large), 0o755), os.WriteFile(large, make([]byte, 1<<20), 0o600)))
 	source, err := os.Stat(large)
 	must(t, err)
 	for now := source; changedAt(now).Before(settled(changedAt(source))); { // or it may have changed while it was copied
@@ -97,7 +97,8 @@ func TestCopyInUse(t *testing.T) {
 			n := 0
 			_, err := s.fill(temp, v.GetVolumeId(), inUse, access{}, b.exports, func(int64, int64) {
 				n++
-				must(t, os.WriteFile(filepath.Join(dir, "log"), fmt.Append(nil, n), 0o600))
+				log := filepath.Join(dir, "busy", "log")
+				must(t, errors.Join(ignoreMissing(os.Remove(log)), os.WriteFile(log, fmt.Append(nil, n), 0o600)))
 			})
 			if err != nil {
 				err = b.giveUp(s, temp, err)
@@ -105,26 +106,26 @@ func TestCopyInUse(t *testing.T) {
 			return err
 		})
 	}
-	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `the latest is "log"; stop what writes to it, or say copyInUse=true`)
+	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `"; stop what writes to it, or say copyInUse=true`)
 	kept := filepath.Join(share, storeName, temp)
 	info, err := os.Stat(kept)
 	must(t, err)
 	if age := time.Since(info.ModTime()); age < abandonedAfter-2*time.Hour || age > abandonedAfter {
 		t.Errorf("the copy is %v old for those who tidy up", age)
 	}
-	first, err := os.Stat(filepath.Join(kept, "data", "large"))
+	first, err := os.Stat(filepath.Join(kept, "data", "busy", "below", "large"))
 	must(t, err)
 	must(t, attempt(true))
+	again, err := os.Stat(filepath.Join(kept, "data", "busy", "below", "large"))
+	must(t, err)
+	if !os.SameFile(first, again) {
+		t.Error("the retry copied again what had not changed")
+	}
 
 	id, err := c.snapshot("snap", v.GetVolumeId())
 	must(t, err)
 	got := describe(t, filepath.Join(share, storeName, dirSnapshots, digest("snap")))
 	compareTrees(t, got, describe(t, dir))
-	again, err := os.Stat(filepath.Join(share, storeName, dirSnapshots, digest("snap"), "large"))
-	must(t, err)
-	if !os.SameFile(first, again) {
-		t.Error("the retry copied again what had not changed")
-	}
 	must(t, errors.Join(c.deleteSnapshot(id), c.delete(v.GetVolumeId())))
 	wantShare(t, share)
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -252,31 +254,34 @@ func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, pr
 
 // resume makes the directory for a copy in temp. That of an earlier attempt is gone on
 // with if it is of the same source, and not of one that had the same ID before. since is
-// when that began, by the server's clock.
-func (s *store) resume(temp, source string) (since time.Time, err error) {
+// when that began, by the server's clock, and dirs is what it knew of directories.
+func (s *store) resume(temp, source string) (since time.Time, dirs origins, err error) {
 	data, of := path.Join(temp, "data"), path.Join(temp, "source")
+	dirs, err = s.takeOrigins(temp)
+	if err != nil {
+		return since, nil, err
+	}
 	was, err := s.own.ReadFile(of)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return since, err
+		return since, nil, err
 	}
 	if err == nil && string(was) == source {
 		info, err := s.own.Lstat(of)
 		if err != nil {
-			return since, err
+			return since, nil, err
 		}
-		since = changedAt(info)
-	} else {
-		if err := s.throwAway(s.own, data); err != nil {
-			return since, err
-		}
-		if err := remove(s.own, of); err != nil {
-			return since, err
-		}
-		if err := writeSynced(s.own, of, []byte(source)); err != nil {
-			return since, errors.Join(err, remove(s.own, of))
-		}
+		return changedAt(info), dirs, ignoreExisting(s.own.Mkdir(data, 0o700))
 	}
-	return since, ignoreExisting(s.own.Mkdir(data, 0o700))
+	if err := s.throwAway(s.own, data); err != nil {
+		return since, nil, err
+	}
+	if err := remove(s.own, of); err != nil {
+		return since, nil, err
+	}
+	if err := writeSynced(s.own, of, []byte(source)); err != nil {
+		return since, nil, errors.Join(err, remove(s.own, of))
+	}
+	return since, origins{}, ignoreExisting(s.own.Mkdir(data, 0o700))
 }
 
 // touch keeps tidy from taking for abandoned what is being made, and returns the time on
@@ -336,7 +341,7 @@ func (s *store) allow(name string, a access) error {
 // what was copied is kept for the next attempt; with inUse it is good enough.
 func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress func(files, bytes int64)) error {
 	return s.useSource(sourceID, x, func(in origin) error {
-		since, err := s.resume(temp, in.which)
+		since, dirs, err := s.resume(temp, in.which)
 		if err != nil {
 			return err
 		}
@@ -345,9 +350,8 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 			return err
 		}
 		defer out.Close()
-		of := origins{}
 		err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
-			return copyTree(out, in.dir, since, of, progress)
+			return copyTree(out, in.dir, since, dirs, progress)
 		})
 		if inUse && errors.Is(err, errInUse) {
 			err = nil
@@ -361,11 +365,41 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 		if still.which != in.which {
 			return fmt.Errorf("source %q: %w", sourceID, errBusy)
 		}
+		if errors.Is(err, errInUse) {
+			err = errors.Join(err, s.keepOrigins(temp, dirs))
+		}
 		if err != nil {
 			return fmt.Errorf("source %q: %w", sourceID, err)
 		}
 		return nil
 	})
+}
+
+// keepOrigins spares the next attempt to copy anew what is below directories in use.
+func (s *store) keepOrigins(temp string, of origins) error {
+	var data bytes.Buffer
+	if err := gob.NewEncoder(&data).Encode(of); err != nil {
+		return err
+	}
+	return writeSynced(s.own, path.Join(temp, "origins"), data.Bytes())
+}
+
+// takeOrigins returns what was kept, once: from here on it is no longer so. What is not whole
+// is nothing.
+func (s *store) takeOrigins(temp string) (origins, error) {
+	name := path.Join(temp, "origins")
+	data, err := s.own.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return origins{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	of := origins{}
+	if gob.NewDecoder(bytes.NewReader(data)).Decode(&of) != nil {
+		of = origins{}
+	}
+	return of, remove(s.own, name)
 }
 
 // An origin is what is copied.
