@@ -82,7 +82,7 @@ type Snapshot struct {
 	Name      string    `json:"name"`
 	VolumeID  string    `json:"volume_id"`
 	SizeBytes int64     `json:"size_bytes"` // the volume's capacity
-	Created   time.Time `json:"created"`    // when the copy was complete
+	Created   time.Time `json:"created"`    // the moment that the copy is of, or, of what was in use, of its last pass
 }
 
 // CapacityRange holds bytes; 0 means that this end is open.

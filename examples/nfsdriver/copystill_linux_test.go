@@ -56,7 +56,7 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 		must(t, err)
 		return changedAt(info), nil
 	}
-	must(t, copyStill(time.Time{}, clock, func(since time.Time) (saw changes, err error) {
+	_, err := copyStill(time.Time{}, clock, func(since time.Time) (saw changes, err error) {
 		to, err := os.Open(dst)
 		must(t, err)
 		defer to.Close()
@@ -69,7 +69,8 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 		}
 		passes++
 		return saw, err
-	}))
+	})
+	must(t, err)
 	if passes < len(between)+2 { // one copies the last change, and one finds none
 		t.Errorf("%d passes", passes)
 	}
@@ -95,7 +96,7 @@ func TestCopyInUse(t *testing.T) {
 		return b.exports.Use(testExport, func(s *store) error {
 			must(t, s.open())
 			n := 0
-			_, err := s.fill(temp, v.GetVolumeId(), inUse, access{}, b.exports, func(int64, int64) {
+			_, _, err := s.fill(temp, v.GetVolumeId(), inUse, access{}, b.exports, func(int64, int64) {
 				n++
 				log := filepath.Join(dir, "busy", "log")
 				must(t, errors.Join(ignoreMissing(os.Remove(log)), os.WriteFile(log, fmt.Append(nil, n), 0o600)))
@@ -148,7 +149,7 @@ func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 	t.Helper()
 	pass := 0
 	of := origins{}
-	return copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
+	_, err := copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
 		pass++
 		step := 0
 		to, err := os.Open(dst)
@@ -162,6 +163,7 @@ func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 			each(pass, step)
 		})
 	})
+	return err
 }
 
 // touched returns what the time is for who changes a file now.

@@ -100,10 +100,10 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 	if err := s.finishDeleteSnapshot(key); err != nil {
 		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	if r.Inode, err = s.fill(r.temp(), snap.VolumeID, inUse, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
+	if r.Inode, r.Created, err = s.fill(r.temp(), snap.VolumeID, inUse, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
 		return r, err
 	}
-	r.SizeBytes, r.Created = v.CapacityBytes, time.Now()
+	r.SizeBytes = v.CapacityBytes
 	data, err := encode(r)
 	if err != nil {
 		return r, err
@@ -219,9 +219,10 @@ func (s *store) snapshotByID(id, key string) (snapshotRecord, error) {
 }
 
 // fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
-// returns its inode number. An attempt that was cut off is gone on with.
-func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, progress func(files, bytes int64)) (uint64, error) {
-	err := s.changing(func() error { // so that tidy does not take it for abandoned from here on
+// returns its inode number, and the moment that a copy is of. An attempt that was cut off
+// is gone on with.
+func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, progress func(files, bytes int64)) (inode uint64, at time.Time, err error) {
+	err = s.changing(func() error { // so that tidy does not take it for abandoned from here on
 		if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
 			return err
 		}
@@ -229,27 +230,28 @@ func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, pr
 		return err
 	})
 	if err != nil {
-		return 0, err
+		return 0, at, err
 	}
 	data := path.Join(temp, "data")
 	if sourceID == "" {
 		if err := ignoreExisting(s.own.Mkdir(data, 0o700)); err != nil {
-			return 0, err
+			return 0, at, err
 		}
 		if a.Permissions == nil {
 			permissions := uint32(defaultPermissions)
 			a.Permissions = &permissions
 		}
-	} else if err := s.copyInto(temp, sourceID, inUse, x, progress); err != nil {
-		return 0, err
+	} else if at, err = s.copyInto(temp, sourceID, inUse, x, progress); err != nil {
+		return 0, at, err
 	}
 	if err := s.allow(data, a); err != nil {
-		return 0, err
+		return 0, at, err
 	}
 	if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
-		return 0, err
+		return 0, at, err
 	}
-	return s.isDirectory(s.own, data, path.Join(storeName, data))
+	inode, err = s.isDirectory(s.own, data, path.Join(storeName, data))
+	return inode, at, err
 }
 
 // resume makes the directory for a copy in temp. That of an earlier attempt is gone on
@@ -338,9 +340,10 @@ func (s *store) allow(name string, a access) error {
 }
 
 // copyInto copies a volume or a snapshot. One that changes all the time is errInUse, and
-// what was copied is kept for the next attempt; with inUse it is good enough.
-func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress func(files, bytes int64)) error {
-	return s.useSource(sourceID, x, func(in origin) error {
+// what was copied is kept for the next attempt; with inUse it is good enough. at is
+// the moment that the copy is of.
+func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress func(files, bytes int64)) (at time.Time, err error) {
+	err = s.useSource(sourceID, x, func(in origin) error {
 		since, dirs, err := s.resume(temp, in.which)
 		if err != nil {
 			return err
@@ -350,7 +353,7 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 			return err
 		}
 		defer out.Close()
-		err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
+		at, err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
 			return copyTree(out, in.dir, since, dirs, progress)
 		})
 		if inUse && errors.Is(err, errInUse) {
@@ -373,6 +376,7 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 		}
 		return nil
 	})
+	return at, err
 }
 
 // keepOrigins spares the next attempt to copy anew what is below directories in use.

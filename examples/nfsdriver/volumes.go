@@ -249,7 +249,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, err := s.fill(temp, spec.SourceID, spec.CopyInUse, spec.Access, b.exports, s.getsOn(j, temp))
+	inode, _, err := s.fill(temp, spec.SourceID, spec.CopyInUse, spec.Access, b.exports, s.getsOn(j, temp))
 	if err != nil {
 		return volumeRecord{}, err
 	}

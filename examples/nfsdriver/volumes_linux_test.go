@@ -404,7 +404,7 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 			err = c.backend().exports.Use(testExport, func(s *store) error {
 				must(t, s.open())
 				files := 0
-				_, err := s.fill(path.Join(dirTmp, "copy"), source, false, access{}, c.backend().exports, func(int64, int64) {
+				_, _, err := s.fill(path.Join(dirTmp, "copy"), source, false, access{}, c.backend().exports, func(int64, int64) {
 					if files++; files == 3 && again == 0 {
 						must(t, remove())
 						wantTrash(t, share)
@@ -436,7 +436,7 @@ func TestSourceReplaced(t *testing.T) {
 	write("old")
 	must(t, c.backend().exports.Use(testExport, func(s *store) error {
 		must(t, s.open())
-		_, err := s.fill(tempOf("snapshot", "snap", "", v.GetVolumeId()), v.GetVolumeId(), false, access{}, c.backend().exports, func(int64, int64) {})
+		_, _, err := s.fill(tempOf("snapshot", "snap", "", v.GetVolumeId()), v.GetVolumeId(), false, access{}, c.backend().exports, func(int64, int64) {})
 		return err
 	}))
 	must(t, errors.Join(os.Rename(dir, dir+".old"), os.Mkdir(dir, 0o777)))
