@@ -124,7 +124,8 @@ func (s *share) letGo() {
 // A server that was started again gives none, but answers: for 90 seconds mostly, clients may
 // only claim what they had (RFC 8881, 8.4.2.1). Linux asks again by itself, less and less
 // often, and the kernel does not come back meanwhile. So it is asked apart, and for all at
-// once: who waited for lockWithin is told, and the server is not taken for one that is gone.
+// once. Who waited for lockWithin is told, if the server answers something else: it is not
+// taken for one that is gone.
 func (s *store) hold() error {
 	s.lockMu.Lock()
 	a := s.asking
@@ -140,6 +141,9 @@ func (s *store) hold() error {
 	case <-a.done:
 		return a.err
 	case <-enough.C:
+		if _, err := s.root.Lstat(storeName); err != nil { // it hangs if the server is gone
+			return err
+		}
 		return fmt.Errorf("%s answers, but gives no lock within %v: if it was started again, its clients may only claim what they had at first, for 90 s mostly; try again", s.where(), s.lockWithin)
 	}
 }
