@@ -185,51 +185,72 @@ func settle(t *testing.T, dir string) {
 
 // alike makes directories with a file in each: files of different content, the same size
 // and the same time of modification, as unpacked and reproducible trees have them. It
-// returns them in the order in which they are copied.
-func alike(t *testing.T, dir string, n int) []string {
+// returns their names in the order in which they are copied from src, which is dir on the server.
+func alike(t *testing.T, src, dir string, n int) []string {
 	t.Helper()
-	old := time.Unix(1, 0)
+	old, notRead := time.Unix(1, 0), time.Now().Add(time.Hour) // relatime leaves that alone
 	for i := range n {
-		sub := filepath.Join(dir, fmt.Sprint("dir", i))
-		name := filepath.Join(sub, "deep", "file")
-		must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, fmt.Append(nil, "content ", i), 0o600), os.Chtimes(name, old, old)))
+		name := filepath.Join(dir, fmt.Sprint("dir", i), "deep", "file")
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, fmt.Append(nil, "content ", i), 0o600), os.Chtimes(name, notRead, old)))
 	}
-	f, err := os.Open(dir)
+	f, err := os.Open(src)
 	must(t, err)
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
 	must(t, err)
-	for i, name := range names {
-		names[i] = filepath.Join(dir, name)
-	}
 	return names
 }
 
-// What moves while a pass is under way, from where it has not been to where it was, is
-// not lost.
-func TestCopyStillMoved(t *testing.T) {
-	src, dst := t.TempDir(), t.TempDir()
-	dirs := alike(t, src, 3)
-	settle(t, dst)
-	must(t, passes(t, dst, src, func(pass, step int) {
+// What happens to directories while a pass is under way.
+var whileCopied = map[string]func(t *testing.T, pass, step int, in func(int) string){
+	"moved to where the pass was": func(t *testing.T, pass, step int, in func(int) string) {
 		if pass == 2 && step == 2 { // the first file, and its directory
-			must(t, os.Rename(dirs[2], filepath.Join(dirs[0], "moved")))
+			must(t, os.Rename(in(2), filepath.Join(in(0), "moved")))
 		}
-	}))
-	compareTrees(t, describe(t, dst), describe(t, src))
+	},
+	"file moved to where the pass was": func(t *testing.T, pass, step int, in func(int) string) {
+		if pass == 2 && step == 2 {
+			must(t, os.Rename(filepath.Join(in(2), "deep", "file"), filepath.Join(in(0), "moved")))
+		}
+	},
+	"swapped in the first pass": func(t *testing.T, pass, step int, in func(int) string) {
+		if pass == 1 && step == 3 {
+			must(t, unix.Renameat2(unix.AT_FDCWD, in(0), unix.AT_FDCWD, in(2), unix.RENAME_EXCHANGE))
+		}
+	},
+	"swapped in the second pass": func(t *testing.T, pass, step int, in func(int) string) {
+		if pass == 2 && step == 2 {
+			must(t, unix.Renameat2(unix.AT_FDCWD, in(0), unix.AT_FDCWD, in(2), unix.RENAME_EXCHANGE))
+		}
+	},
+	"replaced": func(t *testing.T, pass, step int, in func(int) string) {
+		if pass == 2 && step == 2 {
+			must(t, errors.Join(os.Rename(in(0), in(0)+".old"), os.Rename(in(1), in(0))))
+		}
+	},
+	"removed while in it": func(t *testing.T, pass, step int, in func(int) string) {
+		if step == 1 && pass <= 2 {
+			must(t, os.RemoveAll(in(pass-1)))
+		}
+	},
 }
 
-// Two directories change their places, and nothing in them tells that.
-func TestCopyStillSwapped(t *testing.T) {
-	for in := range 2 {
-		src, dst := t.TempDir(), t.TempDir()
-		dirs := alike(t, src, 3)
-		settle(t, dst)
-		must(t, passes(t, dst, src, func(pass, step int) {
-			if pass == in+1 && step == 2 {
-				must(t, unix.Renameat2(unix.AT_FDCWD, dirs[0], unix.AT_FDCWD, dirs[2], unix.RENAME_EXCHANGE))
-			}
-		}))
-		compareTrees(t, describe(t, dst), describe(t, src))
+func TestCopyStillDirectories(t *testing.T) {
+	for name, change := range whileCopied {
+		t.Run(name, func(t *testing.T) {
+			src := t.TempDir()
+			checkCopyStillDirectories(t, t.TempDir(), src, src, change)
+		})
 	}
+}
+
+// checkCopyStillDirectories changes the source, which is dir on the server, while it is copied.
+func checkCopyStillDirectories(t *testing.T, dst, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
+	t.Helper()
+	names := alike(t, src, dir, 4)
+	settle(t, dst)
+	must(t, passes(t, dst, src, func(pass, step int) {
+		change(t, pass, step, func(n int) string { return filepath.Join(dir, names[n]) })
+	}))
+	compareTrees(t, describe(t, dst), describe(t, dir))
 }

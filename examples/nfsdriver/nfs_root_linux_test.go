@@ -106,6 +106,14 @@ func TestNFSCopyStill(t *testing.T) {
 			source, copied := s.Dir(share+"/from"), s.Dir(share+"/to")
 			checkCopyStill(t, c.target("b"), c.target("a"), source)
 			compareTrees(t, describe(t, copied), describe(t, source))
+			for _, name := range []string{"moved to where the pass was", "removed while in it"} { // with names, and with handles, that are no more
+				t.Run(name, func(t *testing.T) {
+					dir := strings.ReplaceAll(name, " ", "-")
+					in := func(target string) string { return filepath.Join(c.target(target), dir) }
+					must(t, errors.Join(os.Mkdir(in("a"), 0o700), os.Mkdir(in("b"), 0o700)))
+					checkCopyStillDirectories(t, in("b"), in("a"), filepath.Join(source, dir), whileCopied[name])
+				})
+			}
 			must(t, errors.Join(c.unpublish(from, "a"), c.unpublish(to, "b"), c.delete(from.GetVolumeId()), c.delete(to.GetVolumeId())))
 			wantShare(t, s.Dir(share))
 		})
