@@ -50,6 +50,8 @@ type share struct {
 	// must not get into the other.
 	change sync.Mutex
 
+	making sync.Map // the directories in tmp in which somebody makes something
+
 	askFor     func(*os.File) error // for a lock, as lockFile does
 	lockWithin time.Duration        // how long a call waits for it
 

@@ -225,6 +225,11 @@ func (s *store) nothingAt(subDir string) error {
 // volume exists.
 func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, err error) {
 	temp, key := tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), digest(spec.Ref.SubDir)
+	done, err := s.startMaking(temp)
+	if err != nil {
+		return r, err
+	}
+	defer done()
 	defer func() {
 		if errors.Is(err, errFaster) {
 			r, err = b.giveWay(s, temp, key)
@@ -282,6 +287,16 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 		return err
 	})
 	return r, err
+}
+
+// startMaking is for who makes something in temp: of two at once, one would go on in what
+// the other one has put in its place. errBusy: somebody does, which may be a request that nobody
+// waits for any more, and that wants something else of the same name.
+func (s *share) startMaking(temp string) (done func(), err error) {
+	if _, taken := s.making.LoadOrStore(temp, true); taken {
+		return nil, fmt.Errorf("%w: an earlier request for this volume, with other properties, is not finished", errBusy)
+	}
+	return func() { s.making.Delete(temp) }, nil
 }
 
 // giveWay returns the volume that somebody else has made meanwhile, and throws away what was

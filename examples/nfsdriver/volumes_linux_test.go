@@ -301,6 +301,37 @@ func TestConcurrentCreatesOfOneName(t *testing.T) {
 	}
 }
 
+// A copy that nobody waits for any more goes on, and the next request of its name may want
+// something else, because the class was made anew: it does not work in the same directory.
+func TestOneCopyAtATime(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	must(t, os.WriteFile(filepath.Join(share, "pvc-1", "file"), []byte("text"), 0o600))
+	srv := newServer("nas")
+	j := srv.begin("copy")
+	j.mu.Lock() // it goes no further than its first progress
+	spec := VolumeSpec{Name: "pvc-2", Ref: volumeRef{export: testExport, SubDir: "pvc-2", OnDelete: deleteDir}, SourceID: v.GetVolumeId(), Parameters: map[string]string{paramServer: testExport.Server, paramShare: testExport.Share}}
+	made := make(chan error)
+	go func() {
+		made <- c.backend().exports.Use(testExport, func(s *store) error {
+			_, err := c.backend().create(j, s, spec)
+			return err
+		})
+	}()
+	for end := time.Now().Add(time.Minute); j.files.Load()+j.bytes.Load() == 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	_, err := c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
+	refused(t, err, codes.Aborted, "an earlier request for this volume, with other properties, is not finished")
+	j.mu.Unlock()
+	must(t, <-made)
+	_, err = c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
+	refused(t, err, codes.AlreadyExists, "mountPermissions")
+	must(t, c.delete(v.GetVolumeId()))
+	must(t, c.delete(c.mustCreate("pvc-2", "volume", v.GetVolumeId()).GetVolumeId()))
+	wantShare(t, share)
+}
+
 // A volume is never inside of another one, also when both are made at once.
 func TestConcurrentNestedCreates(t *testing.T) {
 	c, share := newLocalController(t)
