@@ -82,7 +82,14 @@ func (s *store) placeSnapshot(r snapshotRecord, key string) error {
 		if err := syncDir(dir, "."); err != nil {
 			return err
 		}
-		return s.place(r.temp(), dir, path.Base(key), path.Join(storeName, key), r.Inode)
+		err = s.place(r.temp(), dir, path.Base(key), path.Join(storeName, key), r.Inode)
+		if !errors.Is(err, errDamaged) {
+			return err
+		}
+		if now, gone := s.readSnapshot(key + extRecord); isDeleted(now.ID, r.ID, gone) {
+			return errDeleted
+		}
+		return err
 	})
 }
 

@@ -327,7 +327,8 @@ func (s *store) placeVolume(r volumeRecord) error {
 		if err := s.notInside(subDir); err != nil {
 			return err
 		}
-		if _, err := s.makeParents(subDir); err != nil {
+		made, err := s.makeParents(subDir)
+		if err != nil {
 			return err
 		}
 		parent, base, err := s.parentOf(subDir)
@@ -338,8 +339,24 @@ func (s *store) placeVolume(r volumeRecord) error {
 		if err := syncDir(s.own, dirVolumes); err != nil {
 			return err
 		}
-		return s.place(r.temp(), parent, base, subDir, r.Inode)
+		err = s.place(r.temp(), parent, base, subDir, r.Inode)
+		if !errors.Is(err, errDamaged) {
+			return err
+		}
+		if now, gone := s.readVolume(digest(subDir)); isDeleted(now.ID, r.ID, gone) {
+			s.removeParents(subDir, made)
+			return errDeleted
+		}
+		return err
 	})
+}
+
+// errDeleted: what has no directory has no record either, since this moment.
+var errDeleted = fmt.Errorf("%w: it was deleted this moment", errBusy)
+
+// isDeleted tells from the attempt to read a record again whether that is gone.
+func isDeleted(now, was string, err error) bool {
+	return errors.Is(err, errNotFound) || err == nil && now != was
 }
 
 // place moves what was made in temp to where it belongs, or sees that this was done. It

@@ -452,6 +452,26 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 	wantShare(t, share)
 }
 
+// What is deleted between the reading of its record and the look at its directory is not
+// damaged, and does not get the directories back that it was in.
+func TestDeletedThisMoment(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1", paramSubDir, "a/b/pvc-1")
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, err)
+	must(t, c.backend().exports.Use(testExport, func(s *store) error {
+		must(t, s.open())
+		key := path.Join(dirSnapshots, digest("snap"))
+		volume, err1 := s.readVolume(digest("a/b/pvc-1"))
+		snapshot, err2 := s.readSnapshot(key + extRecord)
+		must(t, errors.Join(err1, err2, c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
+		refused(t, fail("", "", "%w", s.placeVolume(volume)), codes.Aborted, "it was deleted this moment")
+		refused(t, fail("", "", "%w", s.placeSnapshot(snapshot, key)), codes.Aborted, "it was deleted this moment")
+		return nil
+	}))
+	wantShare(t, share)
+}
+
 // An attempt that was cut off is not gone on with if the volume's directory is another one
 // meanwhile: it was restored from a backup.
 func TestSourceReplaced(t *testing.T) {
