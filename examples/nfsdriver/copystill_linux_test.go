@@ -239,18 +239,20 @@ func TestCopyStillDirectories(t *testing.T) {
 	for name, change := range whileCopied {
 		t.Run(name, func(t *testing.T) {
 			src := t.TempDir()
-			checkCopyStillDirectories(t, t.TempDir(), src, src, change)
+			dst := t.TempDir()
+			checkCopyStillDirectories(t, dst, dst, src, src, change)
 		})
 	}
 }
 
-// checkCopyStillDirectories changes the source, which is dir on the server, while it is copied.
-func checkCopyStillDirectories(t *testing.T, dst, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
+// checkCopyStillDirectories changes the source, which is dir on the server, while it is
+// copied to dst, which is copied there.
+func checkCopyStillDirectories(t *testing.T, dst, copied, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
 	t.Helper()
 	names := alike(t, src, dir, 4)
 	settle(t, dst)
 	must(t, passes(t, dst, src, func(pass, step int) {
 		change(t, pass, step, func(n int) string { return filepath.Join(dir, names[n]) })
 	}))
-	compareTrees(t, describe(t, dst), describe(t, dir))
+	compareTrees(t, describe(t, copied), describe(t, dir))
 }

@@ -111,7 +111,7 @@ func TestNFSCopyStill(t *testing.T) {
 					dir := strings.ReplaceAll(name, " ", "-")
 					in := func(target string) string { return filepath.Join(c.target(target), dir) }
 					must(t, errors.Join(os.Mkdir(in("a"), 0o700), os.Mkdir(in("b"), 0o700)))
-					checkCopyStillDirectories(t, in("b"), in("a"), filepath.Join(source, dir), whileCopied[name])
+					checkCopyStillDirectories(t, in("b"), filepath.Join(copied, dir), in("a"), filepath.Join(source, dir), whileCopied[name])
 				})
 			}
 			must(t, errors.Join(c.unpublish(from, "a"), c.unpublish(to, "b"), c.delete(from.GetVolumeId()), c.delete(to.GetVolumeId())))
