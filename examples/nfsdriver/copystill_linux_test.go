@@ -3,10 +3,12 @@ package main
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -129,6 +131,44 @@ func TestCopyInUse(t *testing.T) {
 	compareTrees(t, got, describe(t, dir))
 	must(t, errors.Join(c.deleteSnapshot(id), c.delete(v.GetVolumeId())))
 	wantShare(t, share)
+}
+
+// What nobody asks for again goes after an hour, by itself.
+func TestCopyInUseForgotten(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	synctest.Test(t, func(t *testing.T) {
+		mounts := localDirs(filepath.Dir(share))
+		b := newDirBackend(testServers(), newExports(mounts, time.Second, slog.New(slog.DiscardHandler)), nil, slog.New(slog.DiscardHandler))
+		temp := tempOf("snapshot", "snap", "", v.GetVolumeId())
+		must(t, b.exports.Use(testExport, func(s *store) error {
+			must(t, s.begin())
+			_, _, err := s.fill(temp, v.GetVolumeId(), false, access{}, b.exports, func(int64, int64) {})
+			if err == nil { // what waits here takes no time, and the file system's clock does not run with it
+				err = errInUse
+			}
+			if err := b.giveUp(s, temp, err); !errors.Is(err, errInUse) {
+				t.Error(err)
+			}
+			return nil
+		}))
+		there := func() bool {
+			_, err := os.Stat(filepath.Join(share, storeName, temp))
+			return err == nil
+		}
+		time.Sleep(59 * time.Minute)
+		synctest.Wait()
+		if !there() {
+			t.Error("the copy is gone too early")
+		}
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if there() {
+			t.Error("the copy stays for ever")
+		}
+		b.Close()
+		b.exports.Close()
+	})
 }
 
 func TestCopyInUseParameter(t *testing.T) {

@@ -253,6 +253,17 @@ func (b *dirBackend) clean(e export) {
 	}
 }
 
+// cleanLater is clean in a while, unless the backend is closed by then.
+func (b *dirBackend) cleanLater(e export, in time.Duration) {
+	time.AfterFunc(in, func() {
+		select {
+		case <-b.closed:
+		default:
+			b.clean(e)
+		}
+	})
+}
+
 func (b *dirBackend) keepCleaning(e export, again chan struct{}) {
 	const first, longest = time.Second, 10 * time.Minute
 	wait := first

@@ -391,7 +391,8 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 // copy all of it each time.
 func (b *dirBackend) giveUp(s *store, temp string, err error) error {
 	if errors.Is(err, errInUse) {
-		long := time.Now().Add(time.Hour - abandonedAfter)
+		b.cleanLater(s.export, keptInUse+time.Minute) // nobody may ask for anything else
+		long := time.Now().Add(keptInUse - abandonedAfter)
 		return errors.Join(err, s.own.Chtimes(temp, long, long))
 	}
 	defer b.clean(s.export)
@@ -400,6 +401,9 @@ func (b *dirBackend) giveUp(s *store, temp string, err error) error {
 	}
 	return err
 }
+
+// keptInUse is how long a copy of what is in use is kept for the next attempt.
+const keptInUse = time.Hour
 
 const replacedHint = "if it was restored from a backup, write its inode number into the record; if it is somebody else's, remove the record, and the driver forgets the volume"
 
