@@ -68,12 +68,10 @@ func (m *filePools) CheckVolume(ctx context.Context, id string) ([]Problem, erro
 
 // CheckVolume is what this node sees of the volume.
 func (n nodePools) CheckVolume(ctx context.Context, id string) ([]Problem, error) {
-	for _, p := range n.here() {
-		if err := n.answers(ctx, p); err != nil {
-			return []Problem{poolAway(p, err)}, nil // or the volume is elsewhere, which nobody can say
-		}
-	}
 	p, err := n.volume(ctx, "check volume", id)
+	if err != nil && p != nil {
+		return []Problem{poolAway(p, err)}, nil // or the volume is nowhere, which nobody can say
+	}
 	if err != nil {
 		return nil, err
 	}

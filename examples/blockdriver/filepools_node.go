@@ -201,20 +201,40 @@ func (n nodePools) Close() error {
 	return errors.Join(errs...)
 }
 
-// volume returns the pool that has the volume.
+// volume returns the pool that has the volume. One that does not answer costs the volumes
+// of the others nothing but the wait: it is returned, with why it is not known to have the
+// volume, if no other one has.
 func (n nodePools) volume(ctx context.Context, op, id string) (*pool, error) {
 	if !volumeIDPattern.MatchString(id) {
 		return nil, fail(op, id, "%w", errNotFound)
 	}
-	for _, p := range n.here() {
-		if err := n.answers(ctx, p); err != nil {
-			return nil, err
-		}
+	all := n.here()
+	silent := make(map[*pool]error, len(all))
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	for _, p := range all {
+		asked.Go(func() {
+			if err := n.answers(ctx, p); err != nil {
+				mu.Lock()
+				silent[p] = err
+				mu.Unlock()
+			}
+		})
 	}
-	return n.holder(ctx, op, id, func(p *pool) bool {
+	asked.Wait()
+	found, err := n.holder(ctx, op, id, func(p *pool) bool {
+		if silent[p] != nil {
+			return false
+		}
 		_, err := p.volumes.Lstat(id + extMetadata)
 		return !errors.Is(err, fs.ErrNotExist)
 	})
+	if errors.Is(err, errNotFound) {
+		for p, why := range silent {
+			return p, why
+		}
+	}
+	return found, err
 }
 
 func (n nodePools) FindVolume(ctx context.Context, id string) (v Volume, image string, err error) {

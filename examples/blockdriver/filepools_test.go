@@ -161,6 +161,41 @@ func TestPoolThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
+// A pool that does not answer keeps nobody from the volumes of another one.
+func TestNodeOfAPoolBesideOneThatDoesNotAnswer(t *testing.T) {
+	needLinux(t)
+	t.Parallel()
+	cfg := config{nodeID: "n"}
+	for _, name := range []string{"dead", "default"} {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		makePool(t, dir)
+		cfg.pools.list = append(cfg.pools.list, poolConfig{Name: name, Dir: dir})
+	}
+	n := newNodePools(cfg, new(blocking.Group), slog.New(slog.DiscardHandler))
+	if err := n.openAll(t.Context(), cfg, func(*pool, *slog.Logger) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	hang := make(chan struct{})
+	defer close(hang)
+	n.here()[0].space = func() (int64, int64, error) { <-hang; return 0, 0, nil }
+	id := volumeID("a")
+	for i, want := range []*pool{n.here()[0], n.here()[1]} {
+		if i == 1 {
+			if err := want.volumes.WriteFile(id+extMetadata, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p, err := n.volume(t.Context(), "find", id)
+		if p != want || (err == nil) != (i == 1) {
+			t.Errorf("found %v, %v", p, err)
+		}
+	}
+}
+
 // kubelet asks for usage and health each minute, whether or not it had an answer.
 func TestNodeOfAPoolThatDoesNotAnswer(t *testing.T) {
 	needLinux(t)
