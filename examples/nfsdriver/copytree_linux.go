@@ -44,6 +44,11 @@ func copyTree(dst, src *os.File, since time.Time, of origins, progress func(file
 	if _, err := dst.Seek(0, io.SeekStart); err != nil {
 		return changes{}, err
 	}
+	if len(there) == 0 {
+		if err := disinherit(dst); err != nil {
+			return changes{}, err
+		}
+	}
 	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, since: since, origins: of, links: map[inode]linked{}, copies: map[inode]inode{}}
 	var st unix.Stat_t
 	if err := ask(src, "", &st); err != nil {
@@ -52,6 +57,18 @@ func copyTree(dst, src *os.File, since time.Time, of origins, progress func(file
 	c.look(&st, ".")
 	err = c.directory(dst, src, &st, ".", true)
 	return c.changes, err
+}
+
+// disinherit takes the ACLs away that a new directory got from the one that it is in: what
+// is made in it would get them as well.
+func disinherit(dir *os.File) error {
+	for _, name := range []string{"system.posix_acl_default", "system.posix_acl_access"} {
+		err := fdNode(dir).removeXattr(name)
+		if err = ignore(ignore(err, unix.ENODATA), unix.EOPNOTSUPP); err != nil {
+			return fmt.Errorf("remove extended attribute %s: %w", name, err)
+		}
+	}
+	return nil
 }
 
 type treeCopy struct {

@@ -35,6 +35,16 @@ func TestCopyTree(t *testing.T) {
 	}
 }
 
+// Where exports hand their ACLs down to what is made in them, a copy has its source's all the same.
+func TestCopyTreeInheritance(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	makeTree(t, src, 3, 1<<20)
+	must(t, unix.Setxattr(dst, "system.posix_acl_default", posixACL(7, 7, 4711, 7, 7, 5), 0))
+	must(t, os.Mkdir(filepath.Join(dst, "data"), 0o700))
+	must(t, copyDir(filepath.Join(dst, "data"), src, func(int64, int64) {}))
+	compareTrees(t, describe(t, filepath.Join(dst, "data")), describe(t, src))
+}
+
 // Cut off anywhere, a copy goes on to the same end, also when the source has changed
 // meanwhile.
 func TestCopyTreeResumed(t *testing.T) {
