@@ -359,8 +359,9 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 	return fdNode(to).setTimes(st) // last: from here on it is complete
 }
 
-// chunk is how much is copied between two signs of life.
-const chunk = 64 << 20
+// chunk is how much is copied, and has got to the server's disk, between two signs of life:
+// with much memory a file waits in this machine up to its end, and then for minutes.
+const chunk = 16 << 20
 
 // data copies what is no hole.
 func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
@@ -387,6 +388,9 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 		for at = begin; at < end; {
 			n, err := io.CopyN(to, from, min(chunk, end-at))
 			at += n
+			if err == nil && n == chunk {
+				err = to.Sync()
+			}
 			c.progress(0, n)
 			if errors.Is(err, io.EOF) {
 				return to.Truncate(at) // it became shorter meanwhile
@@ -404,6 +408,7 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
 	const page = 4096
 	zeros, buf := make([]byte, page), make([]byte, 1<<20)
+	unsynced := 0
 	for at := int64(0); at < size; {
 		n, err := from.ReadAt(buf[:min(int64(len(buf)), size-at)], at)
 		for i := 0; i < n; i += page {
@@ -414,6 +419,13 @@ func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
 			if _, err := to.WriteAt(block, at+int64(i)); err != nil {
 				return err
 			}
+			unsynced += len(block)
+		}
+		if unsynced >= chunk {
+			if err := to.Sync(); err != nil {
+				return err
+			}
+			unsynced = 0
 		}
 		at += int64(n)
 		c.progress(0, int64(n))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -43,6 +44,46 @@ func TestCopyTreeInheritance(t *testing.T) {
 	must(t, os.Mkdir(filepath.Join(dst, "data"), 0o700))
 	must(t, copyDir(filepath.Join(dst, "data"), src, func(int64, int64) {}))
 	compareTrees(t, describe(t, filepath.Join(dst, "data")), describe(t, src))
+}
+
+// What is said to be copied does not wait in memory: to get it to a slow server at the
+// end of a large file could take minutes without a sign of life, as if the server was gone.
+func TestCopyTreeSyncs(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	var fs unix.Statfs_t
+	must(t, unix.Statfs(dst, &fs))
+	if fs.Type == unix.TMPFS_MAGIC {
+		t.Skip("here it is in memory anyway")
+	}
+	must(t, os.WriteFile(filepath.Join(src, "large"), bytes.Repeat([]byte("text"), 2*chunk/4+1), 0o600))
+	for _, holes := range []bool{false, true} {
+		from, err := os.Open(filepath.Join(src, "large"))
+		must(t, err)
+		defer from.Close()
+		to, err := os.Create(filepath.Join(dst, "large"))
+		must(t, err)
+		defer to.Close()
+		var copied, unsynced int64
+		c := &treeCopy{progress: func(_, n int64) {
+			copied += n
+			var cached unix.Cachestat_t
+			err := unix.Cachestat(uint(to.Fd()), &unix.CachestatRange{}, &cached, 0)
+			if errors.Is(err, unix.ENOSYS) {
+				t.Skip("cachestat(2) is since Linux 6.5")
+			}
+			must(t, err)
+			unsynced = max(unsynced, int64(cached.Dirty+cached.Writeback)*int64(os.Getpagesize()))
+		}}
+		if holes {
+			err = c.nonzero(to, from, 2*chunk+4)
+		} else {
+			err = c.data(to, from, 2*chunk+4, false)
+		}
+		must(t, err)
+		if copied != 2*chunk+4 || unsynced >= chunk {
+			t.Errorf("%d bytes were in memory of %d that were said to be copied", unsynced, copied)
+		}
+	}
 }
 
 // Cut off anywhere, a copy goes on to the same end, also when the source has changed
