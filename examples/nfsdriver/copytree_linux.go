@@ -138,7 +138,7 @@ func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string, sam
 		return err
 	}
 	if c.resumed {
-		if err := removeOthers(dst, names); err != nil {
+		if err := c.removeOthers(dst, names); err != nil {
 			return err
 		}
 	}
@@ -168,7 +168,7 @@ func (c *treeCopy) entry(dst, src *os.File, name, rel string, sameDir bool) erro
 	for range 3 {
 		err = c.tryEntry(dst, src, name, rel, sameDir)
 		if (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESTALE)) && vanished(src, name) {
-			return removeEntry(dst, name)
+			return c.removeEntry(dst, name)
 		}
 		if !errors.Is(err, errChanged) {
 			break
@@ -202,7 +202,7 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string, sameDir bool) e
 	}
 	done, err := c.complete(dst, src, name, &st)
 	if err == nil && !(done && sameDir) {
-		if err = removeEntry(dst, name); err != nil {
+		if err = c.removeEntry(dst, name); err != nil {
 			return err
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFREG {
@@ -261,7 +261,7 @@ func (c *treeCopy) link(dst *os.File, name, first string) error {
 	if err := unix.Fstatat(int(dst.Fd()), name, &b, unix.AT_SYMLINK_NOFOLLOW); err == nil && a.Ino == b.Ino && a.Dev == b.Dev {
 		return nil
 	}
-	if err := removeEntry(dst, name); err != nil {
+	if err := c.removeEntry(dst, name); err != nil {
 		return err
 	}
 	if err := unix.Linkat(int(c.root.Fd()), first, int(dst.Fd()), name, 0); err != nil {
@@ -291,7 +291,7 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string, sameDir boo
 		to, err = openIn(dst, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	}
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) { // an earlier attempt found a file there
-		return errors.Join(removeEntry(dst, name), errChanged)
+		return errors.Join(c.removeEntry(dst, name), errChanged)
 	}
 	if err != nil {
 		return err
@@ -526,7 +526,7 @@ func (c *treeCopy) xattrs(to, from node, wanted func(name string) bool) error {
 }
 
 // removeOthers removes what is in dst and not in names.
-func removeOthers(dst *os.File, names []string) error {
+func (c *treeCopy) removeOthers(dst *os.File, names []string) error {
 	have, err := dst.Readdirnames(-1)
 	if err != nil {
 		return err
@@ -537,7 +537,7 @@ func removeOthers(dst *os.File, names []string) error {
 	}
 	for _, name := range have {
 		if !keep[name] {
-			if err := removeEntry(dst, name); err != nil {
+			if err := c.removeEntry(dst, name); err != nil {
 				return err
 			}
 		}
@@ -546,8 +546,11 @@ func removeOthers(dst *os.File, names []string) error {
 }
 
 // removeEntry removes a name, with all that is below it.
-func removeEntry(dir *os.File, name string) error {
+func (c *treeCopy) removeEntry(dir *os.File, name string) error {
 	err := unix.Unlinkat(int(dir.Fd()), name, 0)
+	if err == nil {
+		c.progress(0, 0) // there may be many
+	}
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -559,7 +562,7 @@ func removeEntry(dir *os.File, name string) error {
 		return err
 	}
 	defer sub.Close()
-	if err := removeOthers(sub, nil); err != nil {
+	if err := c.removeOthers(sub, nil); err != nil {
 		return err
 	}
 	return unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)

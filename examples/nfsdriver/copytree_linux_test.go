@@ -86,6 +86,22 @@ func TestCopyTreeSyncs(t *testing.T) {
 	}
 }
 
+// To remove what is in a copy and no longer in its source is work as well.
+func TestCopyTreeTellsOfRemovals(t *testing.T) {
+	src, dst := t.TempDir(), t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dst, "gone"), 0o700))
+	const many = 100
+	for i := range many {
+		must(t, os.WriteFile(filepath.Join(dst, "gone", fmt.Sprint(i)), nil, 0o600))
+	}
+	told := 0
+	must(t, copyDir(dst, src, func(int64, int64) { told++ }))
+	if told < many {
+		t.Errorf("%d signs of life while %d files were removed", told, many)
+	}
+	compareTrees(t, describe(t, dst), describe(t, src))
+}
+
 // Cut off anywhere, a copy goes on to the same end, also when the source has changed
 // meanwhile.
 func TestCopyTreeResumed(t *testing.T) {
