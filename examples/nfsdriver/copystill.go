@@ -78,7 +78,8 @@ var beforeAll = time.Unix(0, 0)
 const longestTick = 2 * time.Second
 
 // settled is when no more changes get this time: kernels and servers count in ticks, and
-// old file systems in whole seconds.
+// old file systems in whole seconds. The data of a write may come later than its time; what
+// was done after that write is later still, so a copy with a part of it is as after a crash.
 func settled(changed time.Time) time.Time {
 	if changed.Nanosecond() == 0 {
 		return changed.Add(longestTick)
