@@ -115,7 +115,7 @@ func leftBehind(dir string) (left []error) {
 	expected := []string{
 		filepath.Join(dir, lockName), logPath(dir), filepath.Join(dir, "kubelet"),
 		// The pool itself stays: it is the storage, and now an empty one.
-		pool, filepath.Join(pool, ".csikit-pool"), filepath.Join(pool, "volumes"), filepath.Join(pool, "snapshots"), filepath.Join(pool, "groups"),
+		pool, filepath.Join(pool, ".csikit-pool"), filepath.Join(pool, ".csikit-pool.spare"), filepath.Join(pool, "volumes"), filepath.Join(pool, "snapshots"), filepath.Join(pool, "groups"),
 		filepath.Join(pool, "nodes"), filepath.Join(pool, "nodes", "demo-node.json"), filepath.Join(pool, "nodes", "demo-node.lock"),
 	}
 	for _, f := range filesBelow(dir, expected...) {
