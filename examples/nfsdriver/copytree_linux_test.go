@@ -40,7 +40,7 @@ func TestCopyTree(t *testing.T) {
 func TestCopyTreeInheritance(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	makeTree(t, src, 3, 1<<20)
-	must(t, unix.Setxattr(dst, "system.posix_acl_default", posixACL(7, 7, 4711, 7, 7, 5), 0))
+	must(t, unix.Setxattr(dst, "system.posix_acl_default", posixACL(7, 7, uint32(os.Getuid()), 7, 7, 5), 0))
 	must(t, os.Mkdir(filepath.Join(dst, "data"), 0o700))
 	must(t, copyDir(filepath.Join(dst, "data"), src, func(int64, int64) {}))
 	compareTrees(t, describe(t, filepath.Join(dst, "data")), describe(t, src))
