@@ -1,9 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,7 +43,7 @@ func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string, 
 		if len(id) > maxID {
 			return Snapshot{}, fmt.Errorf("%w: the snapshot ID would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, len(id), maxID)
 		}
-		return work(ctx, b, ref.export, fmt.Sprintf("%s %q of %s", op, name, volumeID), func(j *job, s *store) (Snapshot, error) {
+		return work(ctx, b, ref.export, fmt.Sprintf("%s %q of %s, in use: %t", op, name, volumeID, inUse), func(j *job, s *store) (Snapshot, error) {
 			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref, inUse)
 		})
 	}()
@@ -95,6 +94,11 @@ func (s *store) placeSnapshot(r snapshotRecord, key string) error {
 
 func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string, inUse bool) (r snapshotRecord, err error) {
 	r = snapshotRecord{Version: formatVersion, Snapshot: snap}
+	done, err := s.startMaking(r.temp())
+	if err != nil {
+		return r, err
+	}
+	defer done()
 	defer func() {
 		if final(err) {
 			err = b.giveUp(s, r.temp(), err)
@@ -388,11 +392,11 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 
 // keepOrigins spares the next attempt to copy anew what is below directories in use.
 func (s *store) keepOrigins(temp string, of origins) error {
-	var data bytes.Buffer
-	if err := gob.NewEncoder(&data).Encode(of); err != nil {
+	data, err := encode(of)
+	if err != nil {
 		return err
 	}
-	return writeSynced(s.own, path.Join(temp, "origins"), data.Bytes())
+	return writeSynced(s.own, path.Join(temp, "origins"), data)
 }
 
 // takeOrigins returns what was kept, once: from here on it is no longer so. What is not whole
@@ -407,7 +411,7 @@ func (s *store) takeOrigins(temp string) (origins, error) {
 		return nil, err
 	}
 	of := origins{}
-	if gob.NewDecoder(bytes.NewReader(data)).Decode(&of) != nil {
+	if json.Unmarshal(data, &of) != nil {
 		of = origins{}
 	}
 	return of, remove(s.own, name)

@@ -294,7 +294,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 // waits for any more, and that wants something else of the same name.
 func (s *share) startMaking(temp string) (done func(), err error) {
 	if _, taken := s.making.LoadOrStore(temp, true); taken {
-		return nil, fmt.Errorf("%w: an earlier request for this volume, with other properties, is not finished", errBusy)
+		return nil, fmt.Errorf("%w: an earlier request of this name, with other properties, is not finished", errBusy)
 	}
 	return func() { s.making.Delete(temp) }, nil
 }

@@ -322,13 +322,30 @@ func TestOneCopyAtATime(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	_, err := c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
-	refused(t, err, codes.Aborted, "an earlier request for this volume, with other properties, is not finished")
+	refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
 	j.mu.Unlock()
 	must(t, <-made)
 	_, err = c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
 	refused(t, err, codes.AlreadyExists, "mountPermissions")
 	must(t, c.delete(v.GetVolumeId()))
 	must(t, c.delete(c.mustCreate("pvc-2", "volume", v.GetVolumeId()).GetVolumeId()))
+	wantShare(t, share)
+}
+
+// So it is for a snapshot whose first request nobody waits for any more.
+func TestOneSnapshotAtATime(t *testing.T) {
+	c, share := newLocalController(t)
+	v := c.mustCreate("pvc-1")
+	must(t, c.backend().exports.Use(testExport, func(s *store) error {
+		done, err := s.startMaking(tempOf("snapshot", "snap", "", v.GetVolumeId()))
+		must(t, err)
+		_, err = c.snapshot("snap", v.GetVolumeId())
+		refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
+		done()
+		return nil
+	}))
+	id, err := c.snapshot("snap", v.GetVolumeId())
+	must(t, errors.Join(err, c.deleteSnapshot(id), c.delete(v.GetVolumeId())))
 	wantShare(t, share)
 }
 
