@@ -100,8 +100,9 @@ func (n nodePools) CheckPools(ctx context.Context) (problems []Problem) {
 			problems = append(problems, Problem{inaccessible, reasonAway, err.Error()})
 		}
 	}
+	silent := n.silent(ctx)
 	for _, p := range n.here() {
-		if err := n.answers(ctx, p); err != nil {
+		if err := silent[p.at()]; err != nil {
 			problems = append(problems, poolAway(p, err))
 		} else {
 			problems = append(problems, p.checkPool(n.reserve)...)

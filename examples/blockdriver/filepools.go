@@ -77,6 +77,25 @@ func (s *poolSet[T]) answers(ctx context.Context, v T) error {
 	return err
 }
 
+// silent returns why pools do not answer, by where they are. All are asked at once: several
+// cost no more than one.
+func (s *poolSet[T]) silent(ctx context.Context) map[string]error {
+	silent := map[string]error{}
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	for _, v := range s.here() {
+		asked.Go(func() {
+			if err := s.answers(ctx, v); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				silent[v.at()] = err
+			}
+		})
+	}
+	asked.Wait()
+	return silent
+}
+
 // away returns the pools that are not open.
 func (s *poolSet[T]) away() []poolConfig {
 	s.mu.Lock()

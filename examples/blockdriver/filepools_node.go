@@ -208,30 +208,19 @@ func (n nodePools) volume(ctx context.Context, op, id string) (*pool, error) {
 	if !volumeIDPattern.MatchString(id) {
 		return nil, fail(op, id, "%w", errNotFound)
 	}
-	all := n.here()
-	silent := make(map[*pool]error, len(all))
-	var mu sync.Mutex
-	var asked sync.WaitGroup
-	for _, p := range all {
-		asked.Go(func() {
-			if err := n.answers(ctx, p); err != nil {
-				mu.Lock()
-				silent[p] = err
-				mu.Unlock()
-			}
-		})
-	}
-	asked.Wait()
+	silent := n.silent(ctx)
 	found, err := n.holder(ctx, op, id, func(p *pool) bool {
-		if silent[p] != nil {
+		if silent[p.at()] != nil {
 			return false
 		}
 		_, err := p.volumes.Lstat(id + extMetadata)
 		return !errors.Is(err, fs.ErrNotExist)
 	})
 	if errors.Is(err, errNotFound) {
-		for p, why := range silent {
-			return p, why
+		for _, p := range n.here() {
+			if why := silent[p.at()]; why != nil {
+				return p, why
+			}
 		}
 	}
 	return found, err
