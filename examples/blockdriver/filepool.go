@@ -153,11 +153,12 @@ func (p *pool) checkDirs() error {
 		{"volumes", []string{"snapshots", "groups", "nodes"}},
 		{"snapshots", []string{"groups"}},
 	} {
-		if _, err := p.root.Lstat(d.name); !errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
 		for _, other := range d.later {
-			if _, err := p.root.Lstat(other); err == nil {
+			// In this order: another process may be making them.
+			if _, err := p.root.Lstat(other); err != nil {
+				continue
+			}
+			if _, err := p.root.Lstat(d.name); errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w: the directory %s is gone, and %s is there; restore it, or make an empty one if nothing was in it", errDamaged, d.name, other)
 			}
 		}
