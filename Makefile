@@ -3,7 +3,10 @@ GO ?= go
 GOLANGCI_LINT_VERSION := v2.15.0
 # The race detector needs cgo and a C compiler.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
-MODULES := . test/deploy test/kubelet hack/genspec
+# Every module of the tree.
+MODULES := . $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod | sort))
+# Those whose tests run like the root's; test/kubelet, test/deploy and hack/genspec have targets.
+TESTED := . $(shell sed -n 's,^\t\.\./,,p' hack/test.work)
 export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
 
 .PHONY: help
@@ -13,13 +16,13 @@ help: ## list the targets
 .PHONY: demo
 demo: ## walk a real driver from CreateVolume to two pods and back (root)
 	@hack/tools.sh
-	@$(GO) build -o bin/ ./examples/blockdriver ./examples/blockdriver/demo
+	@$(GO) -C examples/blockdriver build -o "$(CURDIR)/bin/" . ./demo
 	@bin/demo -driver bin/blockdriver
 
 .PHONY: test
 test: ## every test that this machine can run; as root that is all of them
 	@hack/tools.sh test
-	$(GO) test $(RACE) -timeout 20m ./...
+	GOWORK=$(CURDIR)/hack/test.work $(GO) test $(RACE) -timeout 20m $(patsubst %,./%/...,$(TESTED))
 	@$(MAKE) --no-print-directory test-kubelet
 	@$(MAKE) --no-print-directory test-deploy
 
@@ -39,25 +42,28 @@ test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machine
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
-	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./nodeops/fastmount ./internal/mountapi ./examples/blockdriver ./examples/nfsdriver
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./internal/mountapi ./examples/blockdriver ./examples/nfsdriver ./test/fastmount
 
 .PHONY: fuzz
 fuzz: ## every fuzz test for FUZZTIME (default 30s)
-	hack/fuzz.sh $(or $(FUZZTIME),30s)
+	for m in $(TESTED); do (cd $$m && $(CURDIR)/hack/fuzz.sh $(or $(FUZZTIME),30s)) || exit 1; done
 
 .PHONY: torture
 torture: ## the long form of the tests that kill, and that fail calls, and all in the virtual machines (root)
 	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|Every' ./nodeops
-	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' ./examples/blockdriver ./examples/nfsdriver ./csitest
+	for m in csitest examples/blockdriver examples/nfsdriver; do \
+		CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) -C $$m test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' . || exit 1; \
+	done
 	@$(MAKE) --no-print-directory test-vm VM=-long
 
 .PHONY: bench
 bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils
-	$(GO) test -run '^$$' -bench . ./...
+	for m in $(TESTED); do (cd $$m && $(GO) test -run '^$$' -bench . ./...) || exit 1; done
 
 .PHONY: generate
-generate: ## write csispec's rules anew from csi.proto of the spec module
+generate: ## csispec's rules from csi.proto of the spec module; fastmount's copy of internal/mountapi
 	$(GO) generate ./csispec
+	hack/mountapi.sh
 
 .PHONY: test-generated
 test-generated: ## csispec's rules are those of csi.proto (fetches a proto compiler)
@@ -74,9 +80,9 @@ lint: ## gofmt, go vet, golangci-lint, in the nested modules too
 
 .PHONY: cross
 cross: ## build and vet for the other systems, tests included
-	for t in linux/arm64 darwin/arm64 windows/amd64; do \
-		echo "$$t"; GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) vet ./... || exit 1; \
-	done
+	for t in linux/arm64 darwin/arm64 windows/amd64; do for m in $(TESTED); do \
+		echo "$$t $$m"; GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) -C $$m vet ./... || exit 1; \
+	done; done
 
 .PHONY: ci
 ci: ## what a change has to pass

@@ -25,7 +25,12 @@ func TestExamplesStandAlone(t *testing.T) {
 			if err := os.CopyFS(out, os.DirFS(dir)); err != nil {
 				t.Fatal(err)
 			}
-			asModule(t, out)
+			here, err := os.Getwd()
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The release that go.mod requires stands here for what it will be.
+			goTool(t, out, "mod", "edit", "-module=example.com/mydriver", "-replace=github.com/csikit/csikit="+here)
 			goTool(t, out, "vet", "./...")
 			runTests(t, out)
 		})
@@ -122,10 +127,20 @@ func asModule(t *testing.T, dir string) {
 // goTool runs the go command in a module.
 func goTool(t *testing.T, dir string, args ...string) {
 	t.Helper()
+	goOutput(t, dir, args...)
+}
+
+// goOutput is goTool that returns what the command printed.
+func goOutput(t *testing.T, dir string, args ...string) []byte {
+	t.Helper()
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v: %s", strings.Join(args, " "), err, out)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go %s: %v: %s%s", strings.Join(args, " "), err, out, stderr.Bytes())
 	}
+	return out
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the tests of the given packages as the user nobody: those that need no
+# Runs the tests of the given packages, which may be of several modules, as the user nobody: those that need no
 # privilege, and those that need a user namespace, which must not be skipped.
 set -eu
 dir=$(mktemp -d "${TMPDIR:-/tmp}/uXXXX") # short: sockets are made below it
@@ -8,7 +8,7 @@ chmod 0755 "$dir"
 mkdir -m 0777 "$dir/t"
 for package in "$@"; do
 	name=$(echo "$package" | tr -c 'a-z0-9\n' _)
-	go test -c -o "$dir/$name" "$package"
+	go -C "$package" test -c -o "$dir/$name" .
 	printf '%s as nobody\n' "$package"
 	(
 		cd "$dir/t"

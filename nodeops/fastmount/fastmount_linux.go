@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/nodeops/fastmount/internal/mountapi"
 	mount "k8s.io/mount-utils"
 )
 

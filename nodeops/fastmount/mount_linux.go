@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/nodeops/fastmount/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
 

@@ -6,7 +6,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/nodeops/fastmount/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
 

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/nodeops/fastmount/internal/mountapi"
 	"golang.org/x/sys/unix"
 	mount "k8s.io/mount-utils"
 )

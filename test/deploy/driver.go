@@ -43,8 +43,8 @@ type driver struct {
 // build makes the program, and asks it for its flags.
 func (d *driver) build(ctx context.Context, dir string) error {
 	d.binary = filepath.Join(dir, d.name)
-	build := exec.CommandContext(ctx, "go", "build", "-o", d.binary, "./examples/"+d.name)
-	build.Dir = "../.."
+	build := exec.CommandContext(ctx, "go", "build", "-o", d.binary, ".")
+	build.Dir = "../../examples/" + d.name
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}

@@ -139,7 +139,7 @@ func build(ctx context.Context, jobs []job, dir string) error {
 			continue
 		}
 		built[j.pkg] = true
-		cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", j.binary(dir), j.pkg)
+		cmd := exec.CommandContext(ctx, "go", "-C", j.pkg, "test", "-c", "-o", j.binary(dir), ".") // the package may be of another module
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 		}

@@ -6,7 +6,7 @@ import "time"
 
 // A job is one package's tests in the guest.
 type job struct {
-	pkg     string        // as go test takes it, from the root of the module
+	pkg     string        // its directory, from the root of the repository
 	run     string        // -test.run
 	long    bool          // left to make torture
 	kernels []string      // nil: all
@@ -35,7 +35,7 @@ var table = []job{
 
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|BadInput|Faults|Kills|RulesTorture)", kernels: []string{"6.12"}, timeout: 20 * time.Minute, long: true},
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
-	{pkg: "./nodeops/fastmount", timeout: 20 * time.Minute, long: true},
+	{pkg: "./test/fastmount", timeout: 20 * time.Minute, long: true},
 	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
 }
 

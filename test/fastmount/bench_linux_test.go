@@ -1,4 +1,4 @@
-package fastmount
+package fastmount_test
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/versus"
+	"github.com/csikit/csikit/nodeops/fastmount"
 	mount "k8s.io/mount-utils"
 )
 
@@ -15,7 +16,7 @@ import (
 func benchWorld(b *testing.B, n int) (source, target string) {
 	gate.UserNS(b)
 	gate.Tools(b, "mount", "umount")
-	dir, m := b.TempDir(), New()
+	dir, m := b.TempDir(), fastmount.New()
 	b.Cleanup(func() { unmountBelow(b, dir) })
 	source, target = dir+"/src", dir+"/dst"
 	ok(b, os.Mkdir(source, 0o755))
@@ -31,7 +32,7 @@ func benchWorld(b *testing.B, n int) (source, target string) {
 
 // compare measures op with both mounters; after each run comes undo.
 func compare(b *testing.B, op, undo func(mount.Interface) error) {
-	theirs, ours := mount.NewWithoutSystemd(""), New()
+	theirs, ours := mount.NewWithoutSystemd(""), fastmount.New()
 	way := func(name string, m mount.Interface, times int) versus.Way {
 		w := versus.Way{Name: name, Times: times, Do: func() error { return op(m) }}
 		if undo != nil {
@@ -58,9 +59,9 @@ func BenchmarkUnmount(b *testing.B) {
 		b.Run(fmt.Sprint("mounts=", n), func(b *testing.B) {
 			source, target := benchWorld(b, n)
 			bind := func(m mount.Interface) error { return m.Mount(source, target, "", []string{"bind", "ro"}) }
-			ok(b, bind(New()))
+			ok(b, bind(fastmount.New()))
 			compare(b, func(m mount.Interface) error { return m.Unmount(target) }, bind)
-			ok(b, New().Unmount(target))
+			ok(b, fastmount.New().Unmount(target))
 		})
 	}
 }

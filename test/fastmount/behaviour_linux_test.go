@@ -1,22 +1,18 @@
-package fastmount
+package fastmount_test
 
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
-	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/nodeops/fastmount"
 	"golang.org/x/sys/unix"
 	mount "k8s.io/mount-utils"
 	utilexec "k8s.io/utils/exec"
@@ -34,7 +30,7 @@ func (n noHelper) MountSensitive(source, target, _ string, _, _ []string) error 
 }
 
 func ours(t *testing.T) mount.MounterForceUnmounter {
-	return New(WithFallback(noHelper{t: t})).(mount.MounterForceUnmounter)
+	return fastmount.New(fastmount.WithFallback(noHelper{t: t})).(mount.MounterForceUnmounter)
 }
 
 // Writers that try without a pause never succeed, from before the mount to after
@@ -90,24 +86,6 @@ func TestReadOnlyBindIsNeverWritable(t *testing.T) {
 	}
 }
 
-// What fails after the mount is attached takes the mount away again.
-func TestAFailedMountLeavesNothing(t *testing.T) {
-	gate.UserNS(t)
-	w := newWorld(t, ours(t))
-	for _, recursive := range []bool{false, true} {
-		o := parseOptions([]string{"bind", "ro"})
-		o.recursive = recursive
-		o.propagation = []uintptr{unix.MS_SHARED, unix.MS_SHARED | unix.MS_PRIVATE} // the second is EINVAL
-		if err := bind(w.p("src"), w.p("dst"), o); !errors.Is(err, unix.EINVAL) {
-			t.Errorf("got %v, want EINVAL", err)
-		}
-		w.show()
-	}
-	if len(w.said) > 0 {
-		t.Errorf("left behind: %v", w.said)
-	}
-}
-
 func TestListDecodes(t *testing.T) {
 	gate.UserNS(t)
 	w := newWorld(t, ours(t))
@@ -142,7 +120,7 @@ func TestSensitiveOptionsAreInNoError(t *testing.T) {
 		"no systemd":     w.MountSensitiveWithoutSystemd("tmpfs", w.p("dst"), "tmpfs", nil, []string{secret}),
 		"no flags":       w.MountSensitiveWithoutSystemdWithMountFlags("tmpfs", w.p("dst"), "tmpfs", nil, []string{secret}, nil),
 	} {
-		var e *Error
+		var e *fastmount.Error
 		if !errors.As(err, &e) || !strings.Contains(err.Error(), "<masked>") {
 			t.Errorf("%s: error %v", name, err)
 			continue
@@ -223,45 +201,6 @@ func TestDeadServer(t *testing.T) {
 	}
 }
 
-// Kernels before 5.8 say nothing in statx.
-func TestMountPointByTable(t *testing.T) {
-	gate.UserNS(t)
-	w := newWorld(t, ours(t))
-	w.bind()
-	w.mnt(w.p("file"), w.p("file2"), "", "bind")
-	w.mnt("tmpfs", w.p("sp ace"), "tmpfs")
-	for _, name := range []string{"src", "dst", "dst/", "dst/sub", "file", "file2", "sp ace", "link", "srclink", "none", "none/x", "dangling", "file/x", "..", "."} {
-		path := w.dir + "/" + name
-		want, wantErr := isMountPoint(path)
-		got, err := inTable(path)
-		if got != want || errors.Is(err, fs.ErrNotExist) != errors.Is(wantErr, fs.ErrNotExist) || (err == nil) != (wantErr == nil) {
-			t.Errorf("%s: by table %v, %v; by statx %v, %v", name, got, err, want, wantErr)
-		}
-		at, err := locate(path)
-		if err != nil {
-			continue
-		}
-		if m, found := enclosing(at.table, at.path, -1); !found || m.ID != at.mount.ID {
-			t.Errorf("%s: in mount %v by path, %v by statx", name, m, at.mount)
-		}
-	}
-}
-
-func TestEnclosing(t *testing.T) {
-	table := []mountapi.Mount{{ID: 1, MountPoint: "/"}, {ID: 2, MountPoint: "/a"}, {ID: 3, MountPoint: "/a/b"}, {ID: 4, MountPoint: "/a"}}
-	for path, want := range map[string]int{"/": 1, "/ab": 1, "/a": 4, "/a/b": 4, "/b/a": 1} {
-		if m, ok := enclosing(table, path, -1); !ok || m.ID != want {
-			t.Errorf("%s: mount %d, want %d", path, m.ID, want)
-		}
-	}
-	if m, ok := enclosing(table, "/a", 3); !ok || m.ID != 3 {
-		t.Errorf("mount %d, want the one asked for", m.ID)
-	}
-	if _, ok := enclosing(table, "/a", 9); ok {
-		t.Error("found a mount that is not there")
-	}
-}
-
 // The mount table changes a lot while it is read, and nobody minds.
 func TestConcurrentUse(t *testing.T) {
 	gate.UserNS(t)
@@ -287,47 +226,6 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	all.Wait()
-}
-
-func TestForceComesAfterTheTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		start, blocked := time.Now(), make(chan struct{})
-		defer close(blocked)
-		want := errors.New("forced")
-		err := withForce(time.Minute, func() error { <-blocked; return nil }, func() error { return want })
-		if err != want || time.Since(start) != time.Minute {
-			t.Errorf("%v after %v", err, time.Since(start))
-		}
-		if err := withForce(time.Minute, func() error { return want }, func() error { t.Error("forced"); return nil }); err != want {
-			t.Error(err)
-		}
-	})
-}
-
-func TestForceUnmount(t *testing.T) {
-	gate.UserNS(t)
-	w := newWorld(t, ours(t))
-	w.mnt("tmpfs", w.p("dst"), "tmpfs")
-	w.mnt("tmpfs", w.p("dst2"), "tmpfs")
-	w.mnt("tmpfs", w.p("dst2"), "tmpfs")
-	f, err := os.Create(w.p("dst2/f"))
-	ok(t, err)
-	defer f.Close()
-	for _, c := range []struct {
-		path string
-		want error
-	}{
-		{"dst", nil}, {"dst", nil}, {"file", nil}, {"link", nil}, {"none", unix.ENOENT}, {"file/x", unix.ENOTDIR}, {"dst2", unix.EBUSY},
-	} {
-		if err := unmount(w.p(c.path), forceUnmount); !errors.Is(err, c.want) || err != nil && c.want == nil {
-			t.Errorf("%s: %v, want %v", c.path, err, c.want)
-		}
-	}
-	f.Close()
-	ok(t, unmount(w.p("dst2"), forceUnmount))
-	if is, err := w.IsMountPoint(w.p("dst2")); !is || err != nil {
-		t.Errorf("after one unmount of two: mount point %v, %v", is, err)
-	}
 }
 
 // call is what a fallback was asked.
@@ -360,7 +258,7 @@ func (r *recorder) MountSensitiveWithoutSystemdWithMountFlags(source, target, fs
 func TestFallback(t *testing.T) {
 	opts, secret := []string{"vers=4.2", "a,b"}, []string{"password=x"}
 	var r recorder
-	m := New(WithFallback(&r))
+	m := fastmount.New(fastmount.WithFallback(&r))
 	ok(t, m.Mount("server:/a", "/t", "nfs", opts))
 	ok(t, m.MountSensitive("server:/a", "/t", "nfs", opts, secret))
 	ok(t, m.MountSensitiveWithoutSystemd("server:/a", "/t", "nfs", opts, secret))
@@ -376,73 +274,6 @@ func TestFallback(t *testing.T) {
 	if got, want := fmt.Sprintf("%q", r.calls), fmt.Sprintf("%q", want); got != want {
 		t.Errorf("calls\n%s\nwant\n%s", got, want)
 	}
-}
-
-func TestWhatNeedsMount8(t *testing.T) {
-	for _, c := range []struct {
-		source, fsType, opts string
-	}{
-		{"server:/a", "nfs4", ""}, {"//server/a", "cifs", ""}, {"//server/a", "smb3", ""}, {"mon:/", "ceph", ""},
-		{"server:/v", "glusterfs", ""}, {"sshfs", "fuse.sshfs", ""}, {"x", "fuse", ""}, {"/dev/sda", "", ""},
-		{"LABEL=data", "ext4", ""}, {"UUID=1", "xfs", ""}, {"sda", "ext4", ""}, {"/proc/self/exe", "ext4", ""},
-		{"/dev/null", "ext4", ""}, {"", "tmpfs", ""}, {"a", "ext5", ""}, {"tmpfs", "tmpfs", "user"}, {"tmpfs", "tmpfs", "loop=/dev/loop0"},
-		{"/a", "", "bind,ro=recursive"}, {"/a", "", "bind,X-mount.mkdir=0700"}, {"/a", "", "move"}, {"/a", "", "rshared"}, {"", "", "bind"},
-	} {
-		if err := mountByKernel(c.source, "/t", c.fsType, []string{c.opts}, nil); err != errMount8 {
-			t.Errorf("%+v: %v", c, err)
-		}
-	}
-}
-
-func TestOptions(t *testing.T) {
-	const atime = unix.MOUNT_ATTR__ATIME
-	for _, c := range []struct {
-		words                        string
-		set, clear, bindSet, bindClr uint64
-	}{
-		{"", 0, 0, 0, 0},
-		{"ro", unix.MOUNT_ATTR_RDONLY, 0, unix.MOUNT_ATTR_RDONLY, 0},
-		{"rw", 0, unix.MOUNT_ATTR_RDONLY, 0, 0},
-		{"ro rw", 0, unix.MOUNT_ATTR_RDONLY, 0, 0},
-		{"rw,ro", unix.MOUNT_ATTR_RDONLY, unix.MOUNT_ATTR_RDONLY, unix.MOUNT_ATTR_RDONLY, 0},
-		{"noatime", unix.MOUNT_ATTR_NOATIME, atime, unix.MOUNT_ATTR_NOATIME, atime},
-		{"noatime strictatime", unix.MOUNT_ATTR_STRICTATIME, atime, unix.MOUNT_ATTR_STRICTATIME, atime},
-		{"noatime relatime", 0, atime, 0, 0},
-		{"exec nosuid", unix.MOUNT_ATTR_NOSUID, unix.MOUNT_ATTR_NOEXEC, unix.MOUNT_ATTR_NOSUID, 0},
-	} {
-		o := parseOptions(strings.Fields(c.words))
-		if got, want := o.attr(), (unix.MountAttr{Attr_set: c.set, Attr_clr: c.clear}); got != want {
-			t.Errorf("%q: %+v, want %+v", c.words, got, want)
-		}
-		if got, want := o.bindAttr(), (unix.MountAttr{Attr_set: c.bindSet, Attr_clr: c.bindClr}); got != want {
-			t.Errorf("%q as a bind: %+v, want %+v", c.words, got, want)
-		}
-	}
-	o := parseOptions([]string{`context="a,ro",ro`}, []string{"rbind,rslave", "remount"})
-	if !o.bind || !o.recursive || !o.remount || o.foreign || !slices.Equal(o.rest, []string{`context="a,ro"`, "ro"}) ||
-		!slices.Equal(o.propagation, []uintptr{unix.MS_SLAVE | unix.MS_REC}) {
-		t.Errorf("%+v", o)
-	}
-}
-
-// The one option of the list that matters is not lost, whatever stands beside it.
-func FuzzOptionsKeepReadOnly(f *testing.F) {
-	for _, s := range []string{"", "rw", "noatime,nosuid", `context="a,b"`, "x-a=b", ",,", "ro=recursive"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, other string) {
-		o := parseOptions([]string{other, "ro"})
-		if o.attr().Attr_set&unix.MOUNT_ATTR_RDONLY == 0 || o.bindAttr().Attr_set&unix.MOUNT_ATTR_RDONLY == 0 {
-			t.Errorf("%q: ro was lost", other)
-		}
-		// Two parsers read a mount's words; both have to see it.
-		if known, err := mountapi.ParseOptions(o.rest); err == nil && known.Attr&mountapi.ReadOnly == 0 {
-			t.Errorf("%q: ro was lost on the way to the mount", other)
-		}
-		if a := o.attr(); a.Attr_set&unix.MOUNT_ATTR__ATIME != 0 && a.Attr_clr&unix.MOUNT_ATTR__ATIME != unix.MOUNT_ATTR__ATIME {
-			t.Errorf("%q: mount_setattr refuses %+v", other, a)
-		}
-	})
 }
 
 // The two lines of a driver that uses mount-utils: format and mount, and clean up.

@@ -1,4 +1,4 @@
-package fastmount
+package fastmount_test
 
 import (
 	"testing"
