@@ -84,6 +84,14 @@ cross: ## build and vet for the other systems, tests included
 		echo "$$t $$m"; GOOS=$${t%/*} GOARCH=$${t#*/} CGO_ENABLED=0 $(GO) -C $$m vet ./... || exit 1; \
 	done; done
 
+.PHONY: api
+api: ## incompatible changes of the exported API since the last tag (an error from v1 on)
+	@hack/api.sh
+
+.PHONY: release
+release: ## tag all modules: make release VERSION=v0.1.0 (after make ci; pushes nothing)
+	@hack/release.sh "$(VERSION)"
+
 .PHONY: ci
 ci: ## what a change has to pass
 	.ci/run
