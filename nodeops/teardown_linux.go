@@ -6,7 +6,7 @@ func unmountBy(policy UnmountPolicy, path string) error {
 	var err error
 	switch policy {
 	case UnmountForced:
-		_, err = mountapi.UnmountForced(path)
+		_, err = mountapi.UnmountForce(path)
 	case UnmountLazily:
 		_, err = mountapi.Detach(path)
 	}

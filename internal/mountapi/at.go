@@ -3,7 +3,7 @@ package mountapi
 import "strings"
 
 // stackAt finds the mounts on the path as the kernel's path lookup would meet
-// them. Comparing mount points alone would also find mounts that others cover:
+// them. Comparing only mount points would also find mounts that are covered by others:
 // below a shared bind mount of a directory on itself each mount is listed
 // twice, and only one of the two is on the path.
 func stackAt(table []Mount, path string) []Mount {

@@ -80,7 +80,7 @@ func TestAtBelowSharedSelfBind(t *testing.T) {
 	}
 }
 
-// Both ways tell the same about each mount, in every field.
+// statmount and mountinfo report the same for each mount, in every field.
 func TestStatAtAgreesWithTable(t *testing.T) {
 	s := newSandbox(t)
 	if !hasStatCalls() {
@@ -97,7 +97,7 @@ func TestStatAtAgreesWithTable(t *testing.T) {
 	s.mkdir("a/sub dir")
 	s.ok(unix.Mount(s.path("a/sub dir"), s.mkdir("bind"), "", unix.MS_BIND, ""))
 	table := s.table()
-	told := 0
+	reported := 0
 	for _, m := range table {
 		stat, err := statAt(m.MountPoint)
 		if err == errIncomplete {
@@ -106,11 +106,11 @@ func TestStatAtAgreesWithTable(t *testing.T) {
 		if want := stackAt(table, m.MountPoint); err != nil || !slices.Equal(stat, want) {
 			t.Errorf("%q: %v\n%swant\n%s", m.MountPoint, err, text(stat), text(want))
 		}
-		told++
+		reported++
 	}
-	// Either this kernel tells about all, but for the one without a source, or about none.
-	if told != 0 && told < len(table)-1 {
-		t.Errorf("statmount told about %d of %d mounts", told, len(table))
+	// Either this kernel reports all, except the one without a source, or none.
+	if reported != 0 && reported < len(table)-1 {
+		t.Errorf("statmount reported %d of %d mounts", reported, len(table))
 	}
 	if _, err := At(s.path("no source")); err != nil {
 		t.Error(err)

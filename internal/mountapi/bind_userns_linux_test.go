@@ -267,7 +267,7 @@ func TestFallbackFails(t *testing.T) {
 func TestFallbackIgnoresFlag(t *testing.T) {
 	s := newSandbox(t)
 	k := Kernel{Without: TreeCalls, fail: func(step string) error {
-		if step != "look" {
+		if step != "stat" {
 			return nil
 		}
 		scratch, err := filepath.Glob(filepath.Join(os.TempDir(), "*", "m"))

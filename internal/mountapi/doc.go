@@ -3,12 +3,11 @@
 // verifies and detaches mounts without starting a program.
 //
 // A mount is made as a [Tree] that is attached nowhere, with all its attributes,
-// and then attached in one step: it never shows without them. That matters twice.
-// A read-only bind has no moment at which it can be written. And where the
+// and then attached atomically: it is never visible without them. That matters twice.
+// A read-only bind is never writable, not even between two system calls. And where the
 // target's mount is shared with other mount namespaces, as kubelet's directory is
-// with a driver's container, they receive the mount as it is at that step and
-// never hear of a later change: bind and then remount leaves the host's copy
-// writable for good.
+// with a driver's container, they receive the mount as it is when it is attached and
+// no later change: bind and then remount leaves the host's copy writable for good.
 //
 // # When not to use it
 //
@@ -17,19 +16,18 @@
 //
 // # Concurrency
 //
-// All functions may be called from any number of goroutines; two that change the
-// same path are the caller's to keep apart. A Tree belongs to one goroutine.
+// All functions are safe for concurrent use; the caller serializes calls that change
+// the same path. A Tree belongs to one goroutine.
 //
 // # Privileges and kernel
 //
 // CAP_SYS_ADMIN in the user namespace that owns the mount namespace; reading
-// needs none, but for /proc. Linux 4.11. What newer kernels do better is used
-// where it is there, and a seccomp filter that refuses it counts as an older
-// kernel: see [Calls]. On other systems every function that would call the kernel
+// needs none, but for /proc. Linux 4.11. Newer system calls are used where they
+// exist; a seccomp filter that refuses one counts as an older kernel: see [Calls]. On other systems every function that would call the kernel
 // returns errors.ErrUnsupported; the parsers work everywhere.
 //
 // Before Linux 5.12 (CloneTree) and 5.2 (NewTree) a Tree is kept in a private
 // directory below os.TempDir(), which therefore has to be writable. A process that
-// is killed between making and closing a tree leaves it there until its
+// is killed between creating and closing a tree leaves it there until its
 // mount namespace ends.
 package mountapi

@@ -6,7 +6,7 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// The flags of a CO are told apart by who acts on them.
+// The flags of a CO are split into those of the mount and those of the file system.
 func ExampleParseOptions() {
 	o, err := mountapi.ParseOptions([]string{"ro,noatime", `context="u:o:t:s0:c1,c2"`, "_netdev"})
 	fmt.Println(o.Attr, o.Data, err)
@@ -14,7 +14,7 @@ func ExampleParseOptions() {
 	fmt.Println(err)
 	// Output:
 	// ro,noatime [context=u:o:t:s0:c1,c2] <nil>
-	// mount flag "bind": asks for another kind of mount; remove it
+	// mount flag "bind": not supported: it asks for another kind of mount; remove it
 }
 
 func ExampleParseMountInfo() {

@@ -16,11 +16,11 @@ import (
 // A mount of a btrfs shows the block device that its Source names in /dev, and where
 // that names none an anonymous device, the same for all mounts of that btrfs. The
 // kernel knows the name by which the device was last mounted or scanned, in any
-// mount namespace; who has to be sure of the device asks the file system.
+// mount namespace; a caller that has to be sure of the device asks the file system.
 func Table() ([]Mount, error) { return readTable("/proc/thread-self/mountinfo") }
 
-// TableOf reads the mount table of another process, whose paths are relative to
-// that one's root.
+// TableOf reads the mount table of another process. Its paths are relative to the root of
+// that process.
 func TableOf(pid int) ([]Mount, error) { return readTable(fmt.Sprintf("/proc/%d/mountinfo", pid)) }
 
 func readTable(file string) ([]Mount, error) {
@@ -33,8 +33,8 @@ func readTable(file string) ([]Mount, error) {
 	return table, err
 }
 
-// blockDevice returns the number of the block device at a path in /dev. It looks
-// nowhere else: a name may lie on a mount that is dead.
+// blockDevice returns the number of the block device at a path in /dev. Elsewhere a path
+// may be on a stale mount, and is not touched.
 func blockDevice(source string) (major, minor uint32, ok bool) {
 	var st unix.Stat_t
 	if !strings.HasPrefix(source, "/dev/") || unix.Stat(source, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
@@ -44,8 +44,8 @@ func blockDevice(source string) (major, minor uint32, ok bool) {
 }
 
 // Resolve returns path as the mount table shows it: symlinks of its parent are
-// followed, path itself is neither followed nor touched, because what is
-// mounted on it may be dead. A missing parent is fs.ErrNotExist.
+// followed, path itself is neither followed nor touched, because the mount on it
+// may be stale. A missing parent is fs.ErrNotExist.
 func Resolve(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -58,14 +58,14 @@ func Resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(path)), nil
 }
 
-// Tree is a mount that is not attached anywhere yet. It vanishes with Close.
+// Tree is a detached mount. Close removes it.
 type Tree struct {
 	fd      int
-	scratch *scratch // where it is kept by a kernel that cannot keep it nowhere
+	scratch *scratch // where it is kept on a kernel without detached mounts
 }
 
-// Close drops the tree unless Attach succeeded; then it only releases what held
-// it, which keeps the mount busy. To be called once.
+// Close removes the tree unless Attach succeeded; then it only closes the descriptor that
+// keeps the mount busy. It must be called once.
 func (t *Tree) Close() error {
 	err := unix.Close(t.fd)
 	if t.scratch != nil {
@@ -141,7 +141,7 @@ func (k Kernel) NewTree(fsType, source string, o Options) (*Tree, error) {
 		return fail("fsconfig source", err)
 	}
 	if o.Attr&ReadOnly != 0 {
-		// The superblock too, so that the file system does not write by itself.
+		// The superblock too, so that the file system does not write on its own account.
 		if err := unix.FsconfigSetFlag(fs, "ro"); err != nil {
 			return fail("fsconfig ro", err)
 		}
@@ -154,7 +154,7 @@ func (k Kernel) NewTree(fsType, source string, o Options) (*Tree, error) {
 			err = unix.FsconfigSetFlag(fs, d)
 		}
 		if err != nil {
-			refused := errors.Is(err, unix.EINVAL) // else it is not the option's fault
+			refused := errors.Is(err, unix.EINVAL) // another errno does not blame the option
 			t, err := fail("fsconfig "+key, err)   // not the value, which may be secret (csi.proto on mount_flags)
 			if refused {
 				err = fmt.Errorf("%w: %w", ErrOption, err)
@@ -172,7 +172,7 @@ func (k Kernel) NewTree(fsType, source string, o Options) (*Tree, error) {
 	return &Tree{fd: fd}, nil
 }
 
-// kernelLog collects what the file system said about this mount, see "Message
+// kernelLog collects the messages of the file system about this mount, see "Message
 // Retrieval Interface" in the kernel's mount_api documentation.
 func kernelLog(fs int) string {
 	var lines []string
@@ -191,7 +191,7 @@ func kernelLog(fs int) string {
 	return strings.Join(lines, "; ")
 }
 
-// Root looks at the tree's root without asking the file system for data.
+// Root identifies the tree's root by statx, without asking a server.
 func (t *Tree) Root() (Root, error) {
 	st, err := statFD(t.fd)
 	if err != nil {
@@ -204,8 +204,8 @@ func (t *Tree) Root() (Root, error) {
 	}, nil
 }
 
-// Open opens the directory that is the tree's root, to ask the file system what
-// Root does not tell.
+// Open opens the directory that is the tree's root, for queries to the file system that
+// Root does not answer.
 func (t *Tree) Open() (*os.File, error) {
 	fd, err := unix.Openat(t.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -215,7 +215,7 @@ func (t *Tree) Open() (*os.File, error) {
 }
 
 // Attach mounts the tree on target, which is not followed when it is a symlink
-// (ELOOP). A directory can be mounted on a directory alone (ENOTDIR).
+// (ELOOP). A directory can be mounted only on a directory (ENOTDIR).
 func (t *Tree) Attach(target string) error {
 	at, err := openPath(target)
 	if err != nil {
@@ -240,7 +240,7 @@ func (t *Tree) Attach(target string) error {
 	return nil
 }
 
-// openPath opens the path itself, be it a mount that does not answer.
+// openPath opens the path itself with O_PATH, which does not wait for a stale mount.
 func openPath(path string) (int, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -253,8 +253,8 @@ func openPath(path string) (int, error) {
 	return fd, nil
 }
 
-// refuseSymlink is needed because O_PATH and open_tree take a symlink that they
-// are told not to follow, and the kernel would mount it, or on it.
+// refuseSymlink is needed because O_PATH and open_tree with NOFOLLOW open a symlink
+// itself, and the kernel would mount it, or on it.
 func refuseSymlink(fd int, path string) error {
 	st, err := statFD(fd)
 	if err != nil {
@@ -273,17 +273,17 @@ func statFD(fd int) (st unix.Statx_t, err error) {
 
 func isDir(st unix.Statx_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// Unmount detaches the top mount at path; it reports false when there was
-// none, also when path does not exist. A symlink is not followed.
+// Unmount unmounts the top mount at path; it returns false when nothing was mounted
+// there, also when path does not exist. A symlink is not followed.
 func Unmount(path string) (bool, error) { return unmount(path, 0) }
 
-// UnmountForced is Unmount, but makes the file system give up first what waits for its
-// server (MNT_FORCE): whoever waits, through any mount of the same superblock, gets
-// an error. File systems without a server take no notice.
-func UnmountForced(path string) (bool, error) { return unmount(path, unix.MNT_FORCE) }
+// UnmountForce is Unmount with MNT_FORCE: the file system first aborts requests that wait
+// for its server, through any mount of the same superblock. File systems without a server
+// ignore it.
+func UnmountForce(path string) (bool, error) { return unmount(path, unix.MNT_FORCE) }
 
-// Detach is Unmount for a mount that is busy (MNT_DETACH): the path is free at once, but
-// the file system goes on to exist, and may write, until its last user is gone.
+// Detach is Unmount for a mount that is busy (MNT_DETACH, a lazy unmount): the path is free
+// immediately, but the file system stays mounted, and may write, until its last user is gone.
 func Detach(path string) (bool, error) { return unmount(path, unix.MNT_DETACH) }
 
 func unmount(path string, flags int) (bool, error) {
@@ -297,7 +297,7 @@ func unmount(path string, flags int) (bool, error) {
 	return false, &os.PathError{Op: "umount2", Path: path, Err: err}
 }
 
-// What the attributes are for mount_setattr(2) and fsmount(2), and for mount(2).
+// The attributes in the flags of mount_setattr(2) and fsmount(2), and of mount(2).
 var attrBits = []struct {
 	attr       Attr
 	set, mount uint64

@@ -132,10 +132,10 @@ func (v *volume) setReadOnly(on bool) {
 	v.ok(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, flag))
 }
 
-// checkRoot looks at what a CSI driver must: that the tree is of this device.
+// checkRoot checks that the tree is of this device, as a CSI driver must.
 func (v *volume) checkRoot(fsType string) func(*Tree) error {
 	return func(tree *Tree) error {
-		if fsType == "btrfs" { // tells it by ioctl alone
+		if fsType == "btrfs" { // reports it only by ioctl
 			dir, err := tree.Open()
 			if err != nil {
 				return err
@@ -225,7 +225,7 @@ func TestNewOnDevice(t *testing.T) {
 	}
 }
 
-// After Close of a tree that nobody attached the device is free at once.
+// After Close of a tree that was not attached the device is free immediately.
 func TestNewTreeReleasesDevice(t *testing.T) {
 	onEachKernel(t, func(t *testing.T, k Kernel) {
 		v := newVolume(t, "ext4")

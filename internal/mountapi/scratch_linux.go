@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A scratch is where a tree is kept by a kernel without detached mounts: on a
-// point in a directory of our own that no other mount namespace sees, because it
+// A scratch holds a tree on a kernel without detached mounts: on a mount point in a
+// private directory that no other mount namespace sees, because it
 // is bound to itself and made private. There the tree gets its attributes, and from
 // there it is moved to its target. Attributes set at the target would not reach
 // the copies that propagation makes of it.
@@ -26,7 +26,7 @@ type scratch struct {
 func (k Kernel) newScratch(directory bool) (_ *scratch, err error) {
 	dir, err := os.MkdirTemp("", "csikit-mount-")
 	if err != nil {
-		return nil, fmt.Errorf("%w: a kernel this old needs a temporary directory that can be written to", err)
+		return nil, fmt.Errorf("%w: this kernel has no detached mounts, so mounting needs a writable temporary directory (TMPDIR)", err)
 	}
 	s := &scratch{kernel: k, dir: dir, point: filepath.Join(dir, "m")}
 	defer func() {
@@ -52,8 +52,8 @@ func (k Kernel) newScratch(directory bool) (_ *scratch, err error) {
 	return s, nil
 }
 
-// close takes down what is left in the scratch. The detach is lazy because
-// nothing may stay behind if some scanner has just opened a file there.
+// close unmounts what is left in the scratch. The unmount is lazy so that nothing is left
+// behind when another process has just opened a file there.
 func (s *scratch) close() (err error) {
 	if s.bound {
 		err = os.NewSyscallError("umount2", unix.Unmount(s.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
@@ -106,7 +106,7 @@ func (s *scratch) tree(attr Attr) (*Tree, error) {
 }
 
 func (s *scratch) top() (Mount, error) {
-	if err := s.kernel.step("look"); err != nil {
+	if err := s.kernel.step("stat"); err != nil {
 		return Mount{}, err
 	}
 	on, err := s.kernel.At(s.point)
@@ -114,7 +114,7 @@ func (s *scratch) top() (Mount, error) {
 		return Mount{}, err
 	}
 	if len(on) != 1 {
-		return Mount{}, fmt.Errorf("%d mounts on %s, which is ours alone", len(on), s.point)
+		return Mount{}, fmt.Errorf("%d mounts on the private mount point %s, want 1", len(on), s.point)
 	}
 	return on[0], nil
 }
@@ -179,7 +179,7 @@ func (k Kernel) newByMount(fsType, source string, o Options) (_ *Tree, err error
 	return s.tree(o.Attr)
 }
 
-// with returns the attributes of a mount that has a and is given more.
+// with returns the attributes of a mount that has a, after more is added.
 func (a Attr) with(more Attr) Attr {
 	if more&(NoAtime|StrictAtime) != 0 {
 		a &^= NoAtime | StrictAtime
@@ -195,7 +195,7 @@ func mountData(options []string) (string, error) {
 	}
 	// mount(2) reads one page and ignores the rest.
 	if limit := os.Getpagesize() - 1; len(data) > limit {
-		return "", fmt.Errorf("%w: all together have %d bytes, a kernel before 5.2 takes %d", ErrOption, len(data), limit)
+		return "", fmt.Errorf("%w: the options have %d bytes, a kernel before 5.2 takes %d", ErrOption, len(data), limit)
 	}
 	return data, nil
 }
@@ -209,5 +209,5 @@ func keys(options []string) string {
 	return strings.Join(names, ", ")
 }
 
-// fdPath names what is open as fd, whatever is mounted or renamed meanwhile.
+// fdPath names the open file, whatever is mounted or renamed concurrently.
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

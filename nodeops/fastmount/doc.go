@@ -10,31 +10,31 @@
 //	mount.SafeFormatAndMount{Interface: fastmount.New(), Exec: exec.New()}
 //	mount.CleanupMountPoint(target, fastmount.New(), true)
 //
-// What it does itself, and what is better for it:
+// What it does without mount(8), and the advantages:
 //
-//   - Bind mounts (bind, rbind). A read-only bind appears read-only: it cannot be
-//     written for a moment, it is not left behind writable when a later step fails,
-//     and it is read-only on the host as well, which shares kubelet's directory with
-//     the driver's container and never hears of a remount. For rbind, "ro" and its
-//     like mean the top mount alone, as in mount(8).
-//   - remount, which changes what it names and keeps everything else; and
-//     bind,remount, which changes the mount at target and does not add another
+//   - Bind mounts (bind, rbind). A read-only bind is attached read-only, atomically: it
+//     is never writable, is not left behind writable when a later step fails,
+//     and is read-only on the host as well, which shares kubelet's directory with
+//     the driver's container and does not receive a remount. For rbind, "ro" and the
+//     other attributes apply to the top mount only, as in mount(8).
+//   - remount, which changes the named options and keeps all others; and
+//     bind,remount, which changes the mount at target instead of stacking another
 //     (where nothing is mounted, it binds).
-//   - ext2, ext3, ext4, xfs and btrfs on a block device, and tmpfs. What the kernel
-//     says about a refusal is in the error.
+//   - ext2, ext3, ext4, xfs and btrfs on a block device, and tmpfs. The error of a
+//     failed mount contains the kernel's message.
 //   - shared, slave, private, unbindable and their recursive forms, with any of these.
 //   - Unmount, the mount-point checks, List and GetMountRefs. The checks are exact
-//     for bind mounts and do not ask a dead server.
+//     for bind mounts and do not wait for a server (stale mounts).
 //
 // Everything else goes, unchanged, to the mounter of [WithFallback], which
 // starts mount(8): network and FUSE file systems, any type that has a
 // /sbin/mount.TYPE, a type to be guessed, LABEL= and UUID=, images that need a
 // loop device, options that only mount(8) knows (loop, user, X-mount.*, ...),
-// flags for mount(8) itself, and calls that this kernel lacks.
+// flags for mount(8) itself, and system calls that this kernel lacks.
 //
 // # Where it differs from mount-utils
 //
-// On purpose, and held by a test that runs both on the kernel:
+// On purpose, and verified by a test that runs both on the kernel:
 //
 //   - An option that a bind mount inherits is never dropped: mount-utils loses
 //     nosymfollow.
@@ -43,12 +43,12 @@
 //   - A remount keeps the mount's other attributes. mount-utils resets them when
 //     the source is given (remount,rw loses nosuid).
 //   - List and GetMountRefs return decoded paths ("a b"); mount-utils returns the
-//     kernel's escapes (a\040b), which no other call understands.
+//     kernel's escapes (a\040b), which no other call accepts.
 //   - nofail does not turn a missing device into success.
 //   - No program is run to unmount, so a umount.TYPE helper is not called, and
 //     /run/mount/utab is not written.
-//   - Nothing is logged, but by mount-utils as the fallback. Mount and Unmount
-//     fail with an [*Error], which unwraps to the errno.
+//   - Nothing is logged, except by mount-utils as the fallback. Mount and Unmount
+//     return an [*Error], which unwraps to the errno.
 //
 // As with mount-utils: symlinks are followed in source and target; Unmount of a
 // path that exists and is not mounted is success (CanSafelySkipMountPointCheck
@@ -59,14 +59,13 @@
 //
 // # When not to use it
 //
-// In new code: package nodeops compares what is mounted with what is wanted,
-// where this interface can only say whether something is. Never for calls that
+// In new code: package nodeops compares the existing mount with the requested one,
+// where this interface only reports whether there is a mount. Never for calls that
 // must be cancellable: the interface has no context.
 //
 // # Concurrency
 //
-// A mounter is safe for concurrent use. Two concurrent calls for one target are
-// the caller's to serialise.
+// A mounter is safe for concurrent use. The caller serializes calls for the same target.
 //
 // # Privileges and kernel
 //

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Error says which operation failed on what. It unwraps to the kernel's errno.
-// No value of a sensitive option is in it or in what it unwraps to.
+// Error is a failed operation with its arguments. It unwraps to the kernel's errno.
+// Neither it nor an error that it wraps contains the value of a sensitive option.
 type Error struct {
 	Op      string // "mount", "bind", "remount" or "unmount"
 	Source  string // empty if there is none
@@ -44,9 +44,9 @@ func maskedOptions(options, sensitive []string) string {
 	return strings.Join(all, ",")
 }
 
-// withhold keeps the errno alone. The kernel quotes options in what it says, in
-// parts and in forms of its own, so that a search for the secret would miss some.
-func withhold(err error) error {
+// redact keeps only the errno. The kernel quotes options in its messages, partly and
+// in other forms, so that searching for the secret would miss some.
+func redact(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return errors.New("the options cannot be read (details could quote a sensitive option)")

@@ -2,7 +2,7 @@ package fastmount
 
 import mount "k8s.io/mount-utils"
 
-// An Option changes what New makes.
+// An Option configures New.
 type Option interface{ apply(*config) }
 
 type config struct{ fallback mount.Interface }
@@ -11,8 +11,8 @@ type optionFunc func(*config)
 
 func (f optionFunc) apply(c *config) { f(c) }
 
-// WithFallback names the mounter for what needs mount(8). The default is
-// mount.NewWithoutSystemd(""), made at its first use. A driver that runs as a
+// WithFallback sets the mounter for calls that need mount(8). The default is
+// mount.NewWithoutSystemd(""), created at its first use. A driver that runs as a
 // systemd service, not in a container, and mounts FUSE file systems wants
 // mount.New(""), which starts their daemons in a scope of their own.
 func WithFallback(m mount.Interface) Option {

@@ -9,8 +9,8 @@ import (
 	mount "k8s.io/mount-utils"
 )
 
-// New returns a mounter that starts no program for what the package
-// documentation lists. It is a mount.MounterForceUnmounter as well.
+// New returns a mounter that runs no program for the operations that the package
+// documentation lists. It implements mount.MounterForceUnmounter as well.
 func New(opts ...Option) mount.Interface {
 	var c config
 	for _, o := range opts {
@@ -18,8 +18,8 @@ func New(opts ...Option) mount.Interface {
 	}
 	m := &mounter{fallback: func() mount.Interface { return c.fallback }}
 	if c.fallback == nil {
-		// Late, because making one starts umount(8). Without systemd, because
-		// mount-utils looks for systemd in a way that two first mounts race on.
+		// Lazily, because mount.New runs umount(8). Without systemd, because the detection of
+		// systemd in mount-utils is a data race between two first mounts.
 		m.fallback = sync.OnceValue(func() mount.Interface { return mount.NewWithoutSystemd("") })
 	}
 	return m
@@ -34,7 +34,7 @@ func (m *mounter) Mount(source, target, fsType string, opts []string) error {
 	return m.MountSensitive(source, target, fsType, opts, nil)
 }
 
-// MountSensitive is Mount with options that are in no error.
+// MountSensitive is Mount with options that appear in no error.
 func (m *mounter) MountSensitive(source, target, fsType string, opts, sensitive []string) error {
 	err := mountByKernel(source, target, fsType, opts, sensitive)
 	if errors.Is(err, errMount8) {
@@ -43,7 +43,7 @@ func (m *mounter) MountSensitive(source, target, fsType string, opts, sensitive 
 	return err
 }
 
-// MountSensitiveWithoutSystemd is MountSensitive: systemd is the fallback's matter.
+// MountSensitiveWithoutSystemd is MountSensitive: only the fallback uses systemd.
 func (m *mounter) MountSensitiveWithoutSystemd(source, target, fsType string, opts, sensitive []string) error {
 	err := mountByKernel(source, target, fsType, opts, sensitive)
 	if errors.Is(err, errMount8) {
@@ -52,8 +52,8 @@ func (m *mounter) MountSensitiveWithoutSystemd(source, target, fsType string, op
 	return err
 }
 
-// MountSensitiveWithoutSystemdWithMountFlags is the same without flags; flags
-// are arguments of mount(8), and go there.
+// MountSensitiveWithoutSystemdWithMountFlags is MountSensitive when there are no flags. Flags
+// are arguments of mount(8), so a call with flags is passed to the fallback.
 func (m *mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fsType string, opts, sensitive, flags []string) error {
 	err := errMount8
 	if len(flags) == 0 {
@@ -65,18 +65,18 @@ func (m *mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fsT
 	return err
 }
 
-// CanSafelySkipMountPointCheck is true: Unmount of what is not mounted succeeds.
+// CanSafelySkipMountPointCheck returns true: Unmount succeeds where nothing is mounted.
 func (m *mounter) CanSafelySkipMountPointCheck() bool { return true }
 
-// Unmount removes the top mount at target. That nothing is mounted there is
-// success; that target does not exist is fs.ErrNotExist.
+// Unmount unmounts the top mount at target. It succeeds when nothing is mounted there,
+// and returns fs.ErrNotExist when target does not exist.
 func (m *mounter) Unmount(target string) error { return unmount(target, mountapi.Unmount) }
 
-// UnmountWithForce is Unmount, and after umountTimeout a second attempt with
-// MNT_FORCE, which makes network and FUSE file systems give up what they wait
-// for. The first attempt cannot be taken back: it ends when the kernel lets it.
+// UnmountWithForce is Unmount and, after umountTimeout, a second attempt with
+// MNT_FORCE, which makes network and FUSE file systems abort pending requests.
+// The first attempt cannot be cancelled: its goroutine ends when the kernel returns.
 func (m *mounter) UnmountWithForce(target string, umountTimeout time.Duration) error {
 	return withForce(umountTimeout,
 		func() error { return unmount(target, mountapi.Unmount) },
-		func() error { return unmount(target, forceUnmount) })
+		func() error { return unmount(target, mountapi.UnmountForce) })
 }

@@ -54,7 +54,7 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-// What fails after the mount is attached takes the mount away again.
+// A failure after the mount is attached unmounts it.
 func TestAFailedMountLeavesNothing(t *testing.T) {
 	dir := privateMounts(t)
 	before, err := mountapi.Table()
@@ -137,12 +137,12 @@ func TestForceUnmount(t *testing.T) {
 	}{
 		{"dst", nil}, {"dst", nil}, {"file", nil}, {"link", nil}, {"none", unix.ENOENT}, {"file/x", unix.ENOTDIR}, {"dst2", unix.EBUSY},
 	} {
-		if err := unmount(filepath.Join(dir, c.path), forceUnmount); !errors.Is(err, c.want) || err != nil && c.want == nil {
+		if err := unmount(filepath.Join(dir, c.path), mountapi.UnmountForce); !errors.Is(err, c.want) || err != nil && c.want == nil {
 			t.Errorf("%s: %v, want %v", c.path, err, c.want)
 		}
 	}
 	f.Close()
-	ok(t, unmount(dir+"/dst2", forceUnmount))
+	ok(t, unmount(dir+"/dst2", mountapi.UnmountForce))
 	if is, err := isMountPoint(dir + "/dst2"); !is || err != nil {
 		t.Errorf("after one unmount of two: mount point %v, %v", is, err)
 	}

@@ -4,8 +4,7 @@ package fastmount
 
 import mount "k8s.io/mount-utils"
 
-// New returns the fallback, or else what mount.New returns on this system: there
-// are no system calls to save.
+// New returns the fallback, or else what mount.New returns on this system.
 func New(opts ...Option) mount.Interface {
 	var c config
 	for _, o := range opts {

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errMount8 says that nothing was done because it takes mount(8).
+// errMount8 is returned when nothing was done because the call needs mount(8).
 var errMount8 = errors.New("needs mount(8)")
 
-// nativeTypes need no helper and no knowledge that only mount(8) has. What is not
-// here may work as well; it goes to mount(8) until somebody has tried.
+// nativeTypes need neither a helper nor what only mount(8) knows. Other types may work as
+// well; they are left to mount(8) until a test covers them.
 var nativeTypes = map[string]bool{"ext2": true, "ext3": true, "ext4": true, "xfs": true, "btrfs": true, "tmpfs": true}
 
 func native(fsType string) bool {
-	// Somebody who installs a helper for a type wants it run.
+	// An installed helper for the type takes precedence, as in mount(8).
 	return nativeTypes[fsType] && unix.Access("/sbin/mount."+fsType, unix.X_OK) != nil
 }
 
@@ -47,19 +47,19 @@ func mountByKernel(source, target, fsType string, opts, sensitive []string) erro
 	case errors.Is(err, errMount8), errors.Is(err, unix.ENOSYS):
 		return errMount8
 	case len(sensitive) > 0:
-		err = withhold(err)
+		err = redact(err)
 	}
 	return &Error{Op: op, Source: source, Target: target, FSType: fsType, Options: maskedOptions(opts, sensitive), Err: err}
 }
 
-// A tree is a mount that is not attached yet.
+// A tree is a detached mount.
 type tree interface {
 	Attach(target string) error
 	Close() error
 }
 
-// attach puts t on target, closes it, and then changes the propagation. Not
-// before: a mount that comes below a shared one is made shared by that.
+// attach mounts t on target, closes it, and then changes the propagation, not
+// before: attaching to a shared mount makes the new mount shared.
 func attach(t tree, target string, propagation []uintptr) error {
 	target, err := follow(target)
 	if err == nil {
@@ -85,8 +85,8 @@ func propagate(target string, flags []uintptr) error {
 	return nil
 }
 
-// follow resolves path if it is a symlink, as mount(8) does. Otherwise path stays
-// as it is, readable or not: who uses it next reports that.
+// follow resolves path if it is a symlink, as mount(8) does. Otherwise it returns path
+// unchanged, readable or not: the next system call reports that.
 func follow(path string) (string, error) {
 	if _, err := os.Readlink(path); err != nil { // EINVAL: not a link
 		return path, nil
@@ -110,7 +110,7 @@ func cloneTree(source string, o options) (tree, error) {
 	if o.recursive {
 		return cloneRecursive(source, o.bindAttr())
 	}
-	// Words that are no attributes are for the file system, which a bind does not ask.
+	// Words that are not attributes are for the file system, and have no effect on a bind.
 	known, err := mountapi.ParseOptions(o.rest)
 	if err != nil {
 		return nil, err
@@ -136,12 +136,12 @@ func mountFS(source, target, fsType string, o options) error {
 	}
 	t, err := newTree(fsType, source, known)
 	if errors.Is(err, unix.EINVAL) && !errors.Is(err, mountapi.ErrOption) {
-		return fmt.Errorf("%w (no %s file system there, or a damaged one: see blkid and the kernel's log)", err, fsType)
+		return fmt.Errorf("%w (no %s file system on the device, or a damaged one: see blkid and the kernel log)", err, fsType)
 	}
 	if err != nil {
 		return err
 	}
-	// mount(2) refuses what move_mount(2) would stack.
+	// mount(2) refuses a second mount of the same file system on a target; move_mount(2) would stack it.
 	if root, err := t.Root(); err == nil {
 		st, err := statx(target, 0)
 		if err == nil && mounted(target) && st.Dev_major == root.Major && st.Dev_minor == root.Minor {
@@ -164,10 +164,10 @@ func newTree(fsType, source string, o mountapi.Options) (*mountapi.Tree, error) 
 	return t, err
 }
 
-// blockDevice returns the name under which the mount table is to show source:
-// without symlinks, and a device-mapper device by its own name, as mount(8) has
-// it, because callers look for it there. What is no block device (LABEL=, an
-// image for a loop device) is mount(8)'s.
+// blockDevice returns the name of source for the mount table: without symlinks, and
+// /dev/mapper/NAME for a device-mapper device, as with mount(8), because callers search the
+// table for it. What is not a block device (LABEL=, an image for a loop device) is left to
+// mount(8).
 func blockDevice(source string) (string, error) {
 	if !filepath.IsAbs(source) {
 		return "", errMount8

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// options are the words of a Mount call, told apart by who acts on them.
+// options are the words of a Mount call, split by what they apply to.
 type options struct {
 	bind, recursive, remount bool
 	propagation              []uintptr // flags of mount(2), in the order given
 	rest                     []string  // for the mount and the file system, quotes kept
-	foreign                  bool      // there is a word that only mount(8) understands
+	foreign                  bool      // there is a word that only mount(8) implements
 }
 
 func parseOptions(lists ...[]string) options {
@@ -59,8 +59,8 @@ func splitWords(s string) []string {
 	})
 }
 
-// foreignWords do something in mount(8) that is not done here. What mount(8)
-// merely drops (auto, _netdev, comment=, x-*) is not among them.
+// foreignWords have an effect in mount(8) that is not implemented here. Words that mount(8)
+// ignores (auto, _netdev, comment=, x-*) are not among them.
 var foreignWords = map[string]bool{
 	"loop": true, "offset": true, "sizelimit": true, "encryption": true,
 	"user": true, "users": true, "owner": true, "group": true,
@@ -77,8 +77,8 @@ var propagationWords = map[string]uintptr{
 	"unbindable": unix.MS_UNBINDABLE, "runbindable": unix.MS_UNBINDABLE | unix.MS_REC,
 }
 
-// attrWords are the words for attributes of one mount, as mount_setattr(2) wants
-// them. The three forms of atime are one field, cleared as a whole.
+// attrWords are the words for attributes of one mount, in the flags of mount_setattr(2).
+// The three forms of atime are one field, cleared as a whole.
 var attrWords = map[string]struct{ set, clear uint64 }{
 	"ro":          {set: unix.MOUNT_ATTR_RDONLY},
 	"rw":          {clear: unix.MOUNT_ATTR_RDONLY},
@@ -97,7 +97,7 @@ var attrWords = map[string]struct{ set, clear uint64 }{
 	"atime":       {set: unix.MOUNT_ATTR_RELATIME, clear: unix.MOUNT_ATTR__ATIME},
 }
 
-// attr is what the words change about a mount that exists; the last one counts.
+// attr is the change of attributes for an existing mount; the last word counts.
 func (o options) attr() unix.MountAttr {
 	var a unix.MountAttr
 	for _, word := range o.rest {
@@ -108,8 +108,8 @@ func (o options) attr() unix.MountAttr {
 	return a
 }
 
-// bindAttr is what the words add to what a bind mount inherits. As in
-// mount-utils, "rw" does not widen what the source restricts.
+// bindAttr is the change of the attributes that a bind mount inherits. As in
+// mount-utils, "rw" does not lift a restriction of the source.
 func (o options) bindAttr() unix.MountAttr {
 	a := o.attr()
 	a.Attr_clr = 0

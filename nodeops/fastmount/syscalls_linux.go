@@ -13,7 +13,7 @@ import (
 // recursiveTree is a clone of a mount and of all mounts below it.
 type recursiveTree struct{ fd int }
 
-// cloneRecursive changes the attributes of the top mount alone.
+// cloneRecursive changes the attributes of the top mount only.
 func cloneRecursive(source string, attr unix.MountAttr) (tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
@@ -68,7 +68,7 @@ func remount(target, fsType string, o options) error {
 	case attr.Attr_clr&unix.MOUNT_ATTR_RDONLY != 0:
 		err = reconfigure(target, "rw", known.Data)
 	case len(known.Data) > 0:
-		// Said again, because a file system may take silence for the default.
+		// Repeated, because a file system may reset an option that is left out.
 		now, _, _ := strings.Cut(at.mount.SuperOptions, ",")
 		err = reconfigure(target, now, known.Data)
 	}

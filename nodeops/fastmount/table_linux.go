@@ -15,15 +15,15 @@ import (
 	mount "k8s.io/mount-utils"
 )
 
-// IsLikelyNotMountPoint is the opposite of IsMountPoint, and as exact.
+// IsLikelyNotMountPoint is the negation of IsMountPoint, and as exact.
 func (m *mounter) IsLikelyNotMountPoint(file string) (bool, error) {
 	is, err := isMountPoint(file)
 	return !is, err
 }
 
 // IsMountPoint reports whether file, or what it points to as a symlink, is the
-// root of a mount. A missing file is fs.ErrNotExist. A dead file system at file
-// is a mount point like any other, and is not asked.
+// root of a mount. A missing file is fs.ErrNotExist. A stale mount at file
+// is a mount point like any other, and its server is not contacted.
 func (m *mounter) IsMountPoint(file string) (bool, error) { return isMountPoint(file) }
 
 func isMountPoint(file string) (bool, error) {
@@ -40,8 +40,8 @@ func isMountPoint(file string) (bool, error) {
 	return false, err
 }
 
-// inTable is IsMountPoint for kernels that do not say, and for directories that
-// may not be searched.
+// inTable is IsMountPoint for kernels whose statx does not report mount roots, and for
+// directories without search permission.
 func inTable(file string) (bool, error) {
 	path, err := realPath(file)
 	if err != nil {
@@ -64,8 +64,8 @@ func inTable(file string) (bool, error) {
 // List returns the mount table. Unlike mount-utils, it decodes the kernel's
 // escapes. Opts may hold secrets.
 func (m *mounter) List() ([]mount.MountPoint, error) {
-	// Not mountinfo: it costs the kernel twice as much, and shows the options of
-	// mount and superblock apart.
+	// Not mountinfo: it costs the kernel twice as much, and lists the options of mount and
+	// superblock separately.
 	text, err := os.ReadFile("/proc/thread-self/mounts")
 	if err != nil {
 		return nil, err
@@ -87,15 +87,15 @@ func (m *mounter) List() ([]mount.MountPoint, error) {
 var escapes = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`, `\043`, "#")
 
 func unescape(s string) string {
-	if !strings.Contains(s, `\`) { // nearly always, and a Replacer is slow to find out
+	if !strings.Contains(s, `\`) { // nearly always, and a Replacer is slower
 		return s
 	}
 	return escapes.Replace(s)
 }
 
-// GetMountRefs returns where else the file system directory at pathname is
-// mounted: same device and same root, pathname's own mount left out. For a path
-// that does not exist, or is on a dead mount, that is nowhere.
+// GetMountRefs returns the other mount points of the file system directory at pathname:
+// same device and same root, without pathname's own mount. For a path that does not exist,
+// or on a corrupted mount, it returns none.
 func (m *mounter) GetMountRefs(pathname string) ([]string, error) {
 	at, err := locate(pathname)
 	switch {
@@ -117,7 +117,7 @@ func (m *mounter) GetMountRefs(pathname string) ([]string, error) {
 
 // A location is where a path lies in the mount table.
 type location struct {
-	path  string         // as the table would show it
+	path  string         // as in the mount table
 	mount mountapi.Mount // the mount that path is in
 	table []mountapi.Mount
 }
@@ -141,13 +141,13 @@ func locate(path string) (location, error) {
 	}
 	m, ok := enclosing(table, path, id)
 	if !ok {
-		return location{}, fmt.Errorf("find the mount of %s: it is not in the mount table (unmounted meanwhile, or outside this root)", path)
+		return location{}, fmt.Errorf("find the mount of %s: not in the mount table (unmounted concurrently, or outside of this root)", path)
 	}
 	return location{path, m, table}, nil
 }
 
-// enclosing returns the mount that path is in: the one with that id or, if it
-// is negative, the last one that can hold path, which hides those before.
+// enclosing returns the mount that contains path: the one with that id or, if it
+// is negative, the last one whose mount point is a prefix of path, which covers those before.
 func enclosing(table []mountapi.Mount, path string, id int) (mountapi.Mount, bool) {
 	for _, m := range slices.Backward(table) {
 		if id >= 0 {
@@ -164,7 +164,7 @@ func enclosing(table []mountapi.Mount, path string, id int) (mountapi.Mount, boo
 	return mountapi.Mount{}, false
 }
 
-// realPath returns path as the mount table would show it. What is mounted on it
+// realPath returns path as in the mount table. What is mounted on it
 // is not touched, unless path is a symlink.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)
@@ -177,7 +177,7 @@ func realPath(path string) (string, error) {
 	return mountapi.Resolve(path)
 }
 
-// statx looks at path from what the kernel has: no server is asked.
+// statx uses cached attributes: no server is contacted.
 func statx(path string, flags int) (unix.Statx_t, error) {
 	var st unix.Statx_t
 	flags |= unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT

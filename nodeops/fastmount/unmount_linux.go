@@ -17,15 +17,15 @@ func unmount(target string, call func(string) (bool, error)) error {
 		return nil
 	}
 	if errors.Is(err, unix.EBUSY) {
-		// The words are umount(8)'s: there are drivers that look for them.
+		// The wording of umount(8), for which drivers search.
 		err = fmt.Errorf("target is busy: end the processes that use it (fuser -vm %s) or unmount what is mounted below it: %w", target, err)
 	}
 	return &Error{Op: "unmount", Target: target, Err: err}
 }
 
 // followed makes the call for path and, when nothing is mounted there because it
-// is a symlink, for what the link points to, as umount(8) does. It looks only
-// after the kernel has said that there is no mount: a dead one is never touched.
+// is a symlink, for the link's target, as umount(8) does. It calls lstat only
+// after the kernel has reported that there is no mount, so a stale mount is never touched.
 func followed(path string, call func(string) (bool, error)) error {
 	done, err := call(path)
 	if done || err != nil {
@@ -40,18 +40,6 @@ func followed(path string, call func(string) (bool, error)) error {
 	}
 	_, err = call(path)
 	return err
-}
-
-// forceUnmount is mountapi.Unmount with MNT_FORCE.
-func forceUnmount(path string) (bool, error) {
-	err := unix.Unmount(path, unix.MNT_FORCE|unix.UMOUNT_NOFOLLOW)
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return false, nil
-	}
-	return false, &os.PathError{Op: "umount2", Path: path, Err: err}
 }
 
 func withForce(timeout time.Duration, plain, force func() error) error {

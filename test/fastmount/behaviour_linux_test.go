@@ -34,7 +34,7 @@ func ours(t *testing.T) mount.MounterForceUnmounter {
 }
 
 // Writers that try without a pause never succeed, from before the mount to after
-// its removal. The file exists only in the source, so whoever finds it goes
+// its removal. The file exists only in the source, so a writer that finds it goes
 // through the mount.
 func TestReadOnlyBindIsNeverWritable(t *testing.T) {
 	gate.UserNS(t)
@@ -127,7 +127,7 @@ func TestSensitiveOptionsAreInNoError(t *testing.T) {
 		}
 		walk(err, func(err error) {
 			if text := fmt.Sprintf("%v %+v %#v", err, err, err); strings.Contains(text, secret) {
-				t.Errorf("%s: %T tells the secret: %s", name, err, text)
+				t.Errorf("%s: %T contains the secret: %s", name, err, text)
 			}
 		})
 	}
@@ -201,7 +201,7 @@ func TestDeadServer(t *testing.T) {
 	}
 }
 
-// The mount table changes a lot while it is read, and nobody minds.
+// The mount table changes constantly while it is read, and no call fails.
 func TestConcurrentUse(t *testing.T) {
 	gate.UserNS(t)
 	w := newWorld(t, ours(t))

@@ -28,7 +28,7 @@ type contractCase struct {
 	differs      string
 	theirs, ours string
 	helper       bool // fastmount hands this to mount(8)
-	root         bool // mount(8) as the root of a user namespace alone fails at this
+	root         bool // mount(8) fails at this in a user namespace
 }
 
 // world is a directory on a tmpfs of its own and the transcript of what was done
@@ -355,7 +355,7 @@ func TestContract(t *testing.T) {
 			w.mnt(w.p("src"), w.p("dst2/b"), "", "bind", "private")
 			w.show()
 		}},
-		contractCase{name: "propagation alone", helper: true, do: func(w *world) {
+		contractCase{name: "propagation only", helper: true, do: func(w *world) {
 			w.bind()
 			w.mnt(w.p("dst"), w.p("dst"), "", "rshared")
 			w.mnt(w.p("src"), w.p("src"), "", "rshared") // not a mount
@@ -398,7 +398,7 @@ func TestContract(t *testing.T) {
 			w.show()
 		}},
 		contractCase{name: "bind,remount without a source",
-			differs: "mount-utils looks for the bind in fstab",
+			differs: "mount-utils searches fstab for the bind",
 			do: func(w *world) {
 				w.bind()
 				w.mnt("", w.p("dst"), "", "bind", "remount", "ro", "noexec")

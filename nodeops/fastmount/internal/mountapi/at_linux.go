@@ -18,8 +18,8 @@ func (k Kernel) At(path string) ([]Mount, error) {
 		if on, err := statAt(path); err == nil {
 			return on, nil
 		}
-		// The mount is dead, or went away meanwhile, or this kernel does not tell
-		// everything: the table does.
+		// The mount is stale, or was removed concurrently, or this kernel does not report
+		// every field: the table has it.
 	}
 	path, err := Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -74,7 +74,7 @@ func statAt(path string) ([]Mount, error) {
 }
 
 var (
-	errIncomplete  = errors.New("the kernel does not tell everything about a mount")
+	errIncomplete  = errors.New("statmount does not report every field of the mount")
 	errUnreachable = errors.New("the mount point cannot be reached from here")
 )
 
@@ -140,7 +140,7 @@ func statMount(id uint64) (Mount, uint64, error) {
 	}
 }
 
-// mount puts what the kernel told into the form of mountinfo.
+// mount converts to the form of mountinfo.
 func (s *mountStat) mount(text string) (Mount, error) {
 	str := func(bit uint64, offset uint32) string {
 		if s.mask&bit == 0 || int(offset) > len(text) {

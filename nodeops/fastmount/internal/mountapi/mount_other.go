@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// Tree stands for a detached mount; it cannot be made on this system.
+// Tree stands for a detached mount; this system has none.
 type Tree struct{}
 
 func (*Tree) Close() error            { return errors.ErrUnsupported }
@@ -21,9 +21,9 @@ func (Kernel) CloneTree(string, Attr) (*Tree, error)          { return nil, erro
 func (Kernel) NewTree(string, string, Options) (*Tree, error) { return nil, errors.ErrUnsupported }
 func (Kernel) At(string) ([]Mount, error)                     { return nil, errors.ErrUnsupported }
 
-func Table() ([]Mount, error)            { return nil, errors.ErrUnsupported }
-func TableOf(int) ([]Mount, error)       { return nil, errors.ErrUnsupported }
-func Resolve(string) (string, error)     { return "", errors.ErrUnsupported }
-func Unmount(string) (bool, error)       { return false, errors.ErrUnsupported }
-func UnmountForced(string) (bool, error) { return false, errors.ErrUnsupported }
-func Detach(string) (bool, error)        { return false, errors.ErrUnsupported }
+func Table() ([]Mount, error)           { return nil, errors.ErrUnsupported }
+func TableOf(int) ([]Mount, error)      { return nil, errors.ErrUnsupported }
+func Resolve(string) (string, error)    { return "", errors.ErrUnsupported }
+func Unmount(string) (bool, error)      { return false, errors.ErrUnsupported }
+func UnmountForce(string) (bool, error) { return false, errors.ErrUnsupported }
+func Detach(string) (bool, error)       { return false, errors.ErrUnsupported }

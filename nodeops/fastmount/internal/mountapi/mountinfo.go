@@ -16,21 +16,21 @@ type Mount struct {
 	Major, Minor uint32 // device of the file system; of a btrfs see Table
 	Root         string // path in the file system that is the mount's root
 	MountPoint   string // relative to the reading process's root
-	Options      string // of this mount alone
+	Options      string // of this mount only
 	FSType       string
 	Source       string
 	SuperOptions string // of the superblock, shared by all its mounts
 }
 
-// ReadOnly reports whether writes through this mount are refused, be it by the
-// mount or by the superblock below it.
+// ReadOnly reports whether writes through this mount are refused, by the mount or by the
+// superblock.
 func (m Mount) ReadOnly() bool { return m.MountReadOnly() || m.SuperReadOnly() }
 
-// MountReadOnly is ReadOnly as far as it is due to this mount.
+// MountReadOnly reports whether this mount refuses writes.
 func (m Mount) MountReadOnly() bool { return hasOption(m.Options, "ro") }
 
-// SuperReadOnly is ReadOnly as far as it is due to the file system, which may have
-// made itself so after an error.
+// SuperReadOnly reports whether the superblock refuses writes, which a file system may
+// change to after an error.
 func (m Mount) SuperReadOnly() bool { return hasOption(m.SuperOptions, "ro") }
 
 // SameDevice reports whether both show the same file system instance.
@@ -55,10 +55,9 @@ func hasOption(list, want string) bool {
 	return false
 }
 
-// setDevices gives the mounts of each btrfs the number of the block device that
-// their Source names. In the kernel's table they have an anonymous one, which says
-// that they are of one file system but not of which; st_dev in them is yet another
-// one, in each subvolume.
+// setDevices sets the device of each btrfs mount to the block device that
+// its Source names. The kernel's table has an anonymous device there, the same for all
+// mounts of one file system; st_dev is yet another one in each subvolume.
 func setDevices(mounts []Mount, number func(source string) (major, minor uint32, ok bool)) {
 	type device struct {
 		major, minor uint32

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ErrOption says that a file system does not take an option of a mount.
+// ErrOption is returned when a file system refuses a mount option.
 var ErrOption = errors.New("mount option refused")
 
 // Attr is a set of per-mount attributes.
@@ -52,17 +52,18 @@ func (a Attr) String() string {
 	return strings.Join(on, ",")
 }
 
-// Options are mount flags as a CO sends them, told apart by who acts on them.
+// Options are mount flags as a CO sends them, split into those of the mount and those of
+// the file system.
 type Options struct {
-	Attr Attr     // what the mount itself does
-	Data []string // what the file system is told, "key=value" or "key"
+	Attr Attr     // attributes of the mount itself
+	Data []string // options of the file system, "key=value" or "key"
 }
 
 // ParseOptions reads mount flags: each element is one option or a
 // comma-separated list; a comma inside double quotes does not separate, and the
 // quotes are dropped (kubelet sends context="system_u:object_r:t:s0:c1,c2").
-// Of contradicting options the last one counts. Words for mount(8) and fstab(5)
-// alone are dropped; those that ask for something other than one new mount
+// Of contradicting options the last one counts. Words that only mount(8) and fstab(5)
+// use are dropped; those that ask for something other than one new mount
 // (bind, remount, shared, ...) are an error.
 func ParseOptions(flags []string) (Options, error) {
 	var o Options
@@ -98,7 +99,7 @@ func (o *Options) add(word string) error {
 		}
 	}
 	key, _, valued := strings.Cut(word, "=")
-	if key == "user" && valued { // mount.cifs(8): who logs in
+	if key == "user" && valued { // mount.cifs(8): the user name
 		o.Data = append(o.Data, word)
 		return nil
 	}
@@ -108,7 +109,7 @@ func (o *Options) add(word string) error {
 		return nil
 	case "bind", "rbind", "remount", "move", "shared", "rshared", "slave", "rslave",
 		"private", "rprivate", "unbindable", "runbindable", "loop":
-		return fmt.Errorf("mount flag %q: asks for another kind of mount; remove it", key)
+		return fmt.Errorf("mount flag %q: not supported: it asks for another kind of mount; remove it", key)
 	}
 	if strings.HasPrefix(key, "x-") || strings.HasPrefix(key, "X-") {
 		return nil
@@ -117,7 +118,7 @@ func (o *Options) add(word string) error {
 	return nil
 }
 
-// JoinOptions makes one string of the options for a file system, as mount(2) and
+// JoinOptions joins the options of a file system into one string, as mount(2) and
 // mount helpers take them. They split it at commas, but for security labels, whose
 // values may stand in double quotes.
 func JoinOptions(options []string) (string, error) {
@@ -135,7 +136,7 @@ func JoinOptions(options []string) (string, error) {
 	return strings.Join(words, ","), nil
 }
 
-// shown is what an error says of an option: its key. The value may be secret (csi.proto
+// shown is the part of an option that may appear in an error: its key. The value may be secret (csi.proto
 // on mount_flags), and so may be what has no key, such as a password with a comma in it.
 func shown(option string) string {
 	key, _, ok := strings.Cut(option, "=")
