@@ -320,6 +320,9 @@ func checkCapability(c *csi.VolumeCapability) (accessType string, err error) {
 	if c.GetBlock() != nil {
 		return accessBlock, nil
 	}
+	if c.GetMount().GetVolumeMountGroup() != "" {
+		return "", status.Error(codes.InvalidArgument, "volume_mount_group is not supported: ext4 and xfs have no mount option for a group; change the group of the files instead")
+	}
 	fsType := cmp.Or(c.GetMount().GetFsType(), defaultFSType)
 	if !slices.Contains(fsTypes, fsType) {
 		return "", status.Errorf(codes.InvalidArgument, "fs_type %q is not supported; use one of %s", fsType, strings.Join(fsTypes, ", "))
