@@ -37,7 +37,9 @@ func sound(m protoreflect.Message) proto.Message {
 	case *csi.CapacityRange:
 		m.RequiredBytes = 1
 	case *csi.TopologyRequirement:
-		m.Preferred = []*csi.Topology{{}}
+		m.Preferred = []*csi.Topology{topology("k", "v")}
+	case *csi.Topology:
+		m.Segments = map[string]string{"k": "v"}
 	case *csi.VolumeGroupSnapshot:
 		alignGroup(m)
 	}

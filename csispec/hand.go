@@ -92,6 +92,21 @@ func segmentsKey(t *csi.Topology) string {
 	return strings.Join(entries, "")
 }
 
+// hasSegments reports whether a topology says anything. One without segments is
+// everywhere, and counts as not set: for a node whose driver has no segments,
+// external-provisioner's --enable-capacity sends GetCapacity with an
+// accessible_topology that is set and empty, to every plugin, and a refusal leaves
+// each WaitForFirstConsumer claim Pending
+// (kubernetes-csi/external-provisioner, pkg/capacity/capacity.go, syncCapacity).
+func hasSegments(t *csi.Topology) bool { return len(t.GetSegments()) > 0 }
+
+// constrains reports whether a requirement excludes any place, or is malformed:
+// one whose topologies all lack segments counts as not set, like hasSegments.
+func constrains(r *csi.TopologyRequirement) bool {
+	return r != nil && (len(r.GetRequisite())+len(r.GetPreferred()) == 0 ||
+		slices.ContainsFunc(r.GetRequisite(), hasSegments) || slices.ContainsFunc(r.GetPreferred(), hasSegments))
+}
+
 func (w *walker) topologyByHand(m *csi.Topology) {
 	if !goodSegments(m.GetSegments()) {
 		w.segments(m.GetSegments())

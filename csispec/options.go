@@ -23,7 +23,8 @@ func (o option) apply(c config) config { return o(c) }
 //
 //   - accessibility_requirements and accessible_topology need
 //     VOLUME_ACCESSIBILITY_CONSTRAINTS, those of snapshots
-//     SNAPSHOT_ACCESSIBILITY_CONSTRAINTS;
+//     SNAPSHOT_ACCESSIBILITY_CONSTRAINTS; a single topology without segments,
+//     or a requirement of such ones only, counts as not set;
 //   - mutable_parameters need MODIFY_VOLUME, a volume_content_source
 //     CREATE_DELETE_SNAPSHOT or CLONE_VOLUME;
 //   - publish_context needs PUBLISH_UNPUBLISH_VOLUME, readonly of a

@@ -103,6 +103,29 @@ func TestWithCapabilities(t *testing.T) {
 			}
 		})
 	}
+	t.Run("topologies without segments", func(t *testing.T) {
+		// external-provisioner's --enable-capacity sends the first one for nodes whose
+		// driver reports no segments.
+		lacks := csispec.WithCapabilities(csispec.Capabilities{Plugin: []plugin{csi.PluginCapability_Service_CONTROLLER_SERVICE}, Controller: []controller{}, Node: []node{}})
+		for _, m := range []proto.Message{
+			&csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{}},
+			&csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{}}},
+			create(func(m *csi.CreateVolumeRequest) {
+				m.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}, Preferred: []*csi.Topology{{}}}
+			}),
+			&csi.NodeGetInfoResponse{NodeId: "n", AccessibleTopology: &csi.Topology{}},
+		} {
+			if err := csispec.Validate(m, lacks); err != nil {
+				t.Errorf("%T: %v", m, err)
+			}
+		}
+		one := create(func(m *csi.CreateVolumeRequest) {
+			m.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{}, zone}}
+		})
+		if got := broken(csispec.Validate(one, lacks)); !slices.Equal(got, []string{"accessibility_requirements capability"}) {
+			t.Errorf("one with segments: %q", got)
+		}
+	})
 	t.Run("no controller anywhere", func(t *testing.T) {
 		m := &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s", VolumeCapability: mountCapability(), PublishContext: map[string]string{"a": "b"}}
 		if got := broken(csispec.Validate(m, csispec.WithCapabilities(csispec.Capabilities{Node: []node{}}))); !slices.Equal(got, []string{"publish_context capability"}) {

@@ -45,7 +45,7 @@ func (o *oracle) message(m protoreflect.Message) {
 			}
 			continue
 		}
-		if r.gate&o.absent != 0 {
+		if r.gate&o.absent != 0 && !everywhere(m.Get(fd).Interface()) {
 			o.gated(name, r.gate)
 		}
 		if o.refuseAlpha && proto.GetExtension(fd.Options(), csi.E_AlphaField).(bool) {
@@ -56,6 +56,22 @@ func (o *oracle) message(m protoreflect.Message) {
 	if hand := handByType(&o.walker, m.Interface()); hand != nil {
 		hand()
 	}
+}
+
+// everywhere reports whether a field has topologies, none of which has a segment.
+func everywhere(v any) bool {
+	m, ok := v.(protoreflect.Message)
+	if !ok {
+		return false
+	}
+	switch m := m.Interface().(type) {
+	case *csi.Topology:
+		return len(m.Segments) == 0
+	case *csi.TopologyRequirement:
+		all := slices.Concat(m.Requisite, m.Preferred)
+		return len(all) > 0 && !slices.ContainsFunc(all, func(t *csi.Topology) bool { return len(t.Segments) > 0 })
+	}
+	return false
 }
 
 func (o *oracle) field(fd protoreflect.FieldDescriptor, r rule, v protoreflect.Value) {

@@ -338,7 +338,7 @@ func (w *walker) createVolumeRequest(m *csi.CreateVolumeRequest) {
 		w.volumeContentSource(x)
 		w.leave()
 	}
-	if w.absent&volumeTopology != 0 && m.GetAccessibilityRequirements() != nil {
+	if w.absent&volumeTopology != 0 && constrains(m.GetAccessibilityRequirements()) {
 		w.gated("accessibility_requirements", volumeTopology)
 	}
 	if x := m.GetAccessibilityRequirements(); x != nil {
@@ -691,7 +691,7 @@ func (w *walker) getCapacityRequest(m *csi.GetCapacityRequest) {
 		w.leave()
 	}
 	w.stringMap("parameters", m.GetParameters())
-	if w.absent&volumeTopology != 0 && m.GetAccessibleTopology() != nil {
+	if w.absent&volumeTopology != 0 && hasSegments(m.GetAccessibleTopology()) {
 		w.gated("accessible_topology", volumeTopology)
 	}
 	if x := m.GetAccessibleTopology(); x != nil {
@@ -743,7 +743,7 @@ func (w *walker) createSnapshotRequest(m *csi.CreateSnapshotRequest) {
 	w.text("name", m.GetName(), stringMax, required|noControls)
 	w.secretMap("secrets", m.GetSecrets())
 	w.stringMap("parameters", m.GetParameters())
-	if w.absent&snapshotTopology != 0 && m.GetAccessibilityRequirements() != nil {
+	if w.absent&snapshotTopology != 0 && constrains(m.GetAccessibilityRequirements()) {
 		w.gated("accessibility_requirements", snapshotTopology)
 	}
 	if w.refuseAlpha && m.GetAccessibilityRequirements() != nil {
@@ -1006,7 +1006,7 @@ func (w *walker) nodeServiceCapabilityRPC(m *csi.NodeServiceCapability_RPC) {
 func (w *walker) nodeGetInfoResponse(m *csi.NodeGetInfoResponse) {
 	w.text("node_id", m.GetNodeId(), 256, required)
 	w.nonNegative("max_volumes_per_node", int64(m.GetMaxVolumesPerNode()))
-	if w.absent&volumeTopology != 0 && m.GetAccessibleTopology() != nil {
+	if w.absent&volumeTopology != 0 && hasSegments(m.GetAccessibleTopology()) {
 		w.gated("accessible_topology", volumeTopology)
 	}
 	if x := m.GetAccessibleTopology(); x != nil {

@@ -90,8 +90,17 @@ var capacityDefects = []defect{
 	{
 		breaks: "controller.capacity.of-the-node", does: "nothing where the node is",
 		unary: instead(func(r *csi.GetCapacityRequest) (proto.Message, error) {
-			if t := r.GetAccessibleTopology(); t != nil && !isNowhere(t) {
+			if t := r.GetAccessibleTopology(); len(t.GetSegments()) > 0 && !isNowhere(t) {
 				return &csi.GetCapacityResponse{}, nil
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "controller.capacity.empty-topology", does: "an accessible_topology without segments is refused",
+		unary: instead(func(r *csi.GetCapacityRequest) (proto.Message, error) {
+			if t := r.GetAccessibleTopology(); t != nil && len(t.GetSegments()) == 0 {
+				return nil, status.Error(codes.InvalidArgument, "accessible_topology has no segments")
 			}
 			return nil, nil
 		}),

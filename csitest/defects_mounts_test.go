@@ -127,11 +127,11 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.publish.mount-group", does: "the group may only read", kernel: true, root: true,
-		unary: afterStage(func(r *csi.NodeStageVolumeRequest, err error) error {
+		unary: exchange(func(r *csi.NodePublishVolumeRequest, resp *csi.NodePublishVolumeResponse, err error) (*csi.NodePublishVolumeResponse, error) {
 			if err == nil && r.GetVolumeCapability().GetMount().GetVolumeMountGroup() != "" {
-				os.Chmod(r.GetStagingTargetPath(), 0o755)
+				os.Chmod(r.GetTargetPath(), 0o755)
 			}
-			return err
+			return resp, err
 		}),
 	},
 	{

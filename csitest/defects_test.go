@@ -30,7 +30,7 @@ var elsewhere = map[string]string{
 }
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
-	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, restartDefects,
+	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, mountGroupDefects, restartDefects,
 	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, takenDefects,
 	modifyDefects, snapshotLifeDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, cutDefects, interruptedDefects)
 

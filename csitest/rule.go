@@ -65,6 +65,7 @@ func Rules(patterns ...string) []Rule {
 		nodeRules,
 		kernelRules,
 		mountRules,
+		mountGroupRules,
 		restartRules,
 		secretRules,
 		hostileRules,

@@ -133,6 +133,23 @@ var capacityRules = []Rule{
 		},
 	},
 	{
+		ID: "controller.capacity.empty-topology", Level: Should, Spec: "external-provisioner",
+		Title: "an accessible_topology without segments is no restriction",
+		Why: "external-provisioner with --enable-capacity sends it to every driver, for nodes whose driver reports no segments. After an error there is no " +
+			"CSIStorageCapacity object, and where CSIDriver says storageCapacity: true, every WaitForFirstConsumer claim stays Pending: " +
+			"\"node(s) did not have enough free storage\".",
+		Needs: needs(getCapacity),
+		check: func(c *Case) {
+			req := c.capacityRequest()
+			all := send(c, c.Controller.GetCapacity, req).ok().GetAvailableCapacity()
+			req = c.capacityRequest()
+			req.AccessibleTopology = &csi.Topology{}
+			if a := send(c, c.Controller.GetCapacity, req); a.ok().GetAvailableCapacity() == 0 && all > 0 {
+				a.wrong("available_capacity above 0, as without accessible_topology")
+			}
+		},
+	},
+	{
 		ID: "controller.capacity.nowhere", Level: Must, Spec: "GetCapacity",
 		Title: "there is no capacity in a place that does not exist",
 		Why:   "The answer is for volumes accessible from the place that was asked for. A sum of everything in every answer counts the storage once per place.",

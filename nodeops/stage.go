@@ -36,6 +36,13 @@ type FilesystemStage struct {
 	// write permission and the set-group-ID bit, so that what is made in it is the
 	// group's as well. Nothing below is touched: with millions of files that takes
 	// hours. "" leaves the root as it is; ignored where ReadOnly is set.
+	//
+	// It does not make a plugin one that may claim VOLUME_MOUNT_GROUP, which is for
+	// file systems and shares with a mount option for the group (gid= of vfat, exfat,
+	// ntfs3 and cifs), where all files belong to the group of the mount. ext4, xfs and btrfs have none: files keep the group under which they
+	// were created, and kubelet, which applies fsGroup itself only to plugins without
+	// the capability, does not change it. The next pod with another fsGroup cannot use
+	// them. Set MountGroup where the CO lets one group use a volume for all its life.
 	MountGroup string
 }
 

@@ -29,8 +29,8 @@ func Accessible(chosen ...Candidate) []*csi.Topology {
 	return list
 }
 
-// Capacity answers GetCapacity for one topology, nil for all of them: the free
-// bytes of all places that are accessible from it, and as the maximum volume size
+// Capacity answers GetCapacity for one topology, nil or one without segments for
+// all of them: the free bytes of all places that are accessible from it, and as the maximum volume size
 // the most that one of them takes. The latter is what the scheduler of Kubernetes
 // compares with; the sum alone would promise volumes that fit nowhere.
 func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {

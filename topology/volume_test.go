@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -44,6 +45,9 @@ func TestCapacity(t *testing.T) {
 		if got.AvailableCapacity != tt.sum*gib || got.MaximumVolumeSize.GetValue() != tt.largest*gib {
 			t.Errorf("at %q: %v, want %d and %d GiB", tt.at, got, tt.sum, tt.largest)
 		}
+	}
+	if got := topology.Capacity(&csi.Topology{}, pools(from)); got.AvailableCapacity != 41*gib {
+		t.Errorf("without segments: %v, want all", got)
 	}
 	got := topology.Capacity(nil, []topology.Candidate{{Free: math.MaxInt64}, {Free: 5}, {Free: -3}})
 	if got.AvailableCapacity != math.MaxInt64 || got.MaximumVolumeSize.GetValue() != math.MaxInt64 {

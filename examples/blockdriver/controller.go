@@ -235,9 +235,11 @@ func (c *controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 }
 
 // GetCapacity answers for Kubernetes' scheduler, which sends no volume
-// capabilities, and the parameters of the storage class as they are.
+// capabilities, and the parameters of the storage class as they are. For a node
+// whose driver reports no segments external-provisioner sets accessible_topology and
+// leaves it empty: that is not set.
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if req.GetAccessibleTopology() != nil && !c.topology {
+	if len(req.GetAccessibleTopology().GetSegments()) > 0 && !c.topology {
 		return nil, status.Error(codes.InvalidArgument, "accessible_topology: this driver does not offer the capability; send the request without it")
 	}
 	if checkParameters(ownKeys(req.GetParameters())) != nil {
@@ -279,9 +281,11 @@ func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.V
 
 // checkRequirement refuses what belongs to a capability that this driver does not
 // have, because to ignore it would give the CO a volume in the wrong zone, and a
-// requirement that the spec forbids.
+// requirement that the spec forbids. Topologies without segments exclude nothing.
 func (c *controller) checkRequirement(r *csi.TopologyRequirement) error {
-	if r != nil && !c.topology {
+	all := slices.Concat(r.GetRequisite(), r.GetPreferred())
+	isSet := r != nil && (len(all) == 0 || slices.ContainsFunc(all, func(t *csi.Topology) bool { return len(t.GetSegments()) > 0 }))
+	if isSet && !c.topology {
 		return status.Error(codes.InvalidArgument, "accessibility_requirements: this driver does not offer the capability; send the request without it")
 	}
 	_, err := topology.Satisfies(r)
@@ -315,6 +319,9 @@ func checkCapability(c *csi.VolumeCapability) (accessType string, err error) {
 	}
 	if c.GetBlock() != nil {
 		return accessBlock, nil
+	}
+	if c.GetMount().GetVolumeMountGroup() != "" {
+		return "", status.Error(codes.InvalidArgument, "volume_mount_group is not supported: ext4 and xfs have no mount option for a group; change the group of the files instead")
 	}
 	fsType := cmp.Or(c.GetMount().GetFsType(), defaultFSType)
 	if !slices.Contains(fsTypes, fsType) {

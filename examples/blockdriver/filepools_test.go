@@ -763,6 +763,7 @@ func TestControllerTopology(t *testing.T) {
 		{&csi.GetCapacityRequest{}, 10 * gib, 5 * gib},
 		{&csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0], Parameters: map[string]string{"csi.storage.k8s.io/fstype": "xfs"}}, 5 * gib, 3 * gib},
 		{&csi.GetCapacityRequest{AccessibleTopology: zone("c").Requisite[0]}, 0, 0},
+		{&csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{}}, 10 * gib, 5 * gib},
 		{&csi.GetCapacityRequest{Parameters: map[string]string{"unknown": "x"}}, 0, 0},
 		{&csi.GetCapacityRequest{VolumeCapabilities: caps(mountCap("", everywhere))}, 0, 0},
 	} {
@@ -771,8 +772,23 @@ func TestControllerTopology(t *testing.T) {
 			t.Errorf("%v: %v, %v; want %d and %d", test.req, resp, err, test.sum, test.max)
 		}
 	}
-	_, err = newController(m, false).GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0]})
+
+	// Without the capability a topology with segments is refused; one without, which
+	// external-provisioner sends, is not set.
+	without := newController(m, false)
+	_, err = without.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0]})
 	wantCode(t, err, codes.InvalidArgument)
+	capacity, err := without.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{}}})
+	if err != nil || capacity.GetMaximumVolumeSize().GetValue() != 5*gib {
+		t.Errorf("without segments: %v, %v", capacity, err)
+	}
+	create = &csi.CreateVolumeRequest{Name: "w", VolumeCapabilities: caps(mountCap("", writer)), AccessibilityRequirements: zone("b")}
+	_, err = without.CreateVolume(ctx, create)
+	wantCode(t, err, codes.InvalidArgument)
+	create.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}}
+	if _, err := without.CreateVolume(ctx, create); err != nil {
+		t.Errorf("without segments: %v", err)
+	}
 }
 
 // Two machines with one node ID would both be allowed to mount a volume.

@@ -51,6 +51,9 @@ func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi
 	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes, AccessibleTopology: n.topology.Topology()}, nil
 }
 
+// NodeGetCapabilities leaves out VOLUME_MOUNT_GROUP: ext4 and xfs have no mount option
+// for a group. With it kubelet would pass the pod's fsGroup here and not change the group
+// of the files, as fsGroupPolicy: File of the CSIDriver asks.
 func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
@@ -58,7 +61,6 @@ func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabiliti
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
 	} {
@@ -95,7 +97,6 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 			ReadOnly:          readOnly(vol, req.GetVolumeCapability()),
 			MustHoldData:      vol.HoldsData,
 			Prezeroed:         true, // a sparse file reads as zeros
-			MountGroup:        mount.GetVolumeMountGroup(),
 		})
 	} else {
 		err = n.ops.StageBlock(ctx, nodeops.BlockStage{VolumeID: vol.ID, Device: device, StagingTargetPath: req.GetStagingTargetPath()})

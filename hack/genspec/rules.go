@@ -121,7 +121,7 @@ func (w *rulesWriter) oneof(m *message, od protoreflect.OneofDescriptor) {
 func (w *rulesWriter) field(f *field) {
 	name, get := string(f.Name()), getter(f)
 	if f.gate != "" {
-		w.f("\tif w.absent&%s != 0 && %s {\n\t\tw.gated(%q, %s)\n\t}\n", f.gate, isSet(f), name, f.gate)
+		w.f("\tif w.absent&%s != 0 && %s {\n\t\tw.gated(%q, %s)\n\t}\n", f.gate, needsCapability(f), name, f.gate)
 	}
 	if f.alpha {
 		w.f("\tif w.refuseAlpha && %s {\n\t\tw.alphaField(%q)\n\t}\n", isSet(f), name)
@@ -224,6 +224,21 @@ func textRules(f *field) string {
 		return "0"
 	}
 	return strings.Join(all, "|")
+}
+
+// needsCapability is the Go expression for a field that only a plugin with its
+// capability accepts: isSet, except for topologies without segments, see hasSegments and constrains in
+// csispec/hand.go.
+func needsCapability(f *field) string {
+	if f.Message() != nil && !f.IsList() {
+		switch f.Message().FullName() {
+		case "csi.v1.Topology":
+			return "hasSegments(" + getter(f) + ")"
+		case "csi.v1.TopologyRequirement":
+			return "constrains(" + getter(f) + ")"
+		}
+	}
+	return isSet(f)
 }
 
 // isSet is the Go expression for a field that has another value than its zero.

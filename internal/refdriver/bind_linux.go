@@ -1,8 +1,11 @@
 package refdriver
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,12 +41,22 @@ func growDisk(path string, size int64) error {
 	return unix.Mount("", path, "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", size))
 }
 
-// giveTo gives the directory to the group.
+// giveTo gives the directory and all that is in it to the group.
 func giveTo(path string, gid int) error {
-	if err := os.Chown(path, -1, gid); err != nil {
-		return err
-	}
-	return os.Chmod(path, 0o775|os.ModeSetgid)
+	return filepath.WalkDir(path, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.Type() != 0 && !e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		mode := info.Mode() | 0o660
+		if e.IsDir() {
+			mode = info.Mode() | 0o770 | fs.ModeSetgid
+		}
+		return errors.Join(os.Lchown(name, -1, gid), os.Chmod(name, mode.Perm()|mode&fs.ModeSetgid))
+	})
 }
 
 func usage(path string) (total, available int64, err error) {

@@ -320,7 +320,7 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	if err := checkMutable(req.GetParameters()); err != nil {
 		return nil, err
 	}
-	if t := req.GetAccessibleTopology(); t != nil && !isZone(t) {
+	if t := req.GetAccessibleTopology(); len(t.GetSegments()) > 0 && !isZone(t) {
 		return &csi.GetCapacityResponse{}, nil
 	}
 	return &csi.GetCapacityResponse{

@@ -61,11 +61,6 @@ func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 		if err := Bind(d.data(v.GetVolumeId()), path, false); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
-		if gid, err := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); err == nil {
-			if err := giveTo(path, gid); err != nil {
-				return nil, status.Error(codes.Unavailable, errors.Join(err, Unbind(path)).Error())
-			}
-		}
 	}
 	v.staged[path] = req
 	return &csi.NodeStageVolumeResponse{}, nil
@@ -115,7 +110,14 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	if v.isBlock() {
 		err = os.WriteFile(target, nil, 0o600)
 	} else if err = os.Mkdir(target, 0o750); err == nil && d.Dir != "" {
-		err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
+		// tmpfs has no mount option for the group of all files: each publish changes
+		// the group of those that are there, as kubelet does for other drivers.
+		if gid, noGroup := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); noGroup == nil && !req.GetReadonly() {
+			err = giveTo(req.GetStagingTargetPath(), gid)
+		}
+		if err == nil {
+			err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
+		}
 	}
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())

@@ -163,6 +163,18 @@ func (n *container) gate(name string, byDefault bool) bool {
 	return byDefault
 }
 
+// segments are the topology segments among the values of a flag, which is
+// "key=value,..." or, where a path is named, "name=/path,key=value,...".
+func (n *container) segments(flag string) map[string]string {
+	s := map[string]string{}
+	for part := range strings.SplitSeq(n.flags[flag], ",") {
+		if key, value, ok := strings.Cut(part, "="); ok && !strings.HasPrefix(value, "/") {
+			s[key] = value
+		}
+	}
+	return s
+}
+
 func (n *container) duration(flag string) (time.Duration, bool) {
 	d, err := time.ParseDuration(n.flags[flag])
 	return d, err == nil

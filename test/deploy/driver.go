@@ -71,10 +71,11 @@ type host struct {
 }
 
 type process struct {
-	cmd  *exec.Cmd
-	log  bytes.Buffer
-	done chan struct{}
-	conn *grpc.ClientConn
+	workload *workload
+	cmd      *exec.Cmd
+	log      bytes.Buffer
+	done     chan struct{}
+	conn     *grpc.ClientConn
 }
 
 // start runs the driver's container of each workload, as often as it has replicas, with
@@ -162,7 +163,7 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 	}
 	endpoint := here(w.endpoint())
 
-	p := &process{cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
+	p := &process{workload: w, cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: w.credential()}
@@ -225,6 +226,11 @@ func (p *process) stop() {
 	<-p.done
 }
 
+// process is the first one of a workload.
+func (h *host) process(w *workload) *process {
+	return h.processes[slices.IndexFunc(h.processes, func(p *process) bool { return p.workload == w })]
+}
+
 // stop ends all processes.
 func (h *host) stop() {
 	for _, p := range h.processes {
@@ -280,11 +286,13 @@ func (d *driver) ask(ctx context.Context, conn *grpc.ClientConn) error {
 // what comes behind needs a real one, and is in the driver's own tests (make test-vm).
 func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
 	for _, w := range c.workloads {
-		i := slices.Index(c.workloads, w)
 		if w.isNode() && w.driver.flags["mode"] == "node" {
 			continue
 		}
-		controller := csi.NewControllerClient(h.processes[i].conn)
+		controller := csi.NewControllerClient(h.process(w).conn)
+		if err := h.capacity(ctx, d, c, controller); err != nil {
+			return fmt.Errorf("%v: %w", w, err)
+		}
 		for _, s := range c.storageClasses {
 			classes := []*storagev1.VolumeAttributesClass{nil}
 			if d.caps["MODIFY_VOLUME"] {
@@ -294,6 +302,37 @@ func (h *host) provision(ctx context.Context, d *driver, c *cluster) error {
 				if err := provision(ctx, controller, d.network, s, a); err != nil {
 					return err
 				}
+			}
+		}
+	}
+	return nil
+}
+
+// capacity asks as csi-provisioner's --enable-capacity does: for each class, at each
+// node's place, and with the empty topology that it sends for nodes without segments.
+func (h *host) capacity(ctx context.Context, d *driver, c *cluster, controller csi.ControllerClient) error {
+	if _, p := c.sidecar("csi-provisioner"); p == nil || !p.is("enable-capacity") {
+		return nil
+	}
+	places := []*csi.Topology{{}}
+	for _, w := range c.workloads {
+		if !w.isNode() {
+			continue
+		}
+		info, err := csi.NewNodeClient(h.process(w).conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+		if err != nil {
+			return err
+		}
+		if len(info.GetAccessibleTopology().GetSegments()) == 0 {
+			return fmt.Errorf("NodeGetInfo of %v has no accessible_topology: %v", w, info)
+		}
+		places = append(places, info.GetAccessibleTopology())
+	}
+	for _, s := range c.storageClasses {
+		for _, at := range places {
+			r, err := controller.GetCapacity(ctx, &csi.GetCapacityRequest{Parameters: s.Parameters, AccessibleTopology: at})
+			if err != nil || r.GetMaximumVolumeSize().GetValue() <= 0 {
+				return fmt.Errorf("StorageClass %s: want capacity at %v: %v, %w", s.Name, at, r, err)
 			}
 		}
 	}

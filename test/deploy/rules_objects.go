@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -125,6 +126,63 @@ var objectRules = []rule{
 			}
 		}
 	}},
+	{"topology", "for nodes without segments csi-provisioner asks with an empty topology, or creates and deletes CSIStorageCapacity objects for ever, and no pod that waits for a volume is ever scheduled", func(c *cluster, report reporter) {
+		_, provisioner := c.sidecar("csi-provisioner")
+		if provisioner == nil || !provisioner.is("enable-capacity") {
+			return
+		}
+		if !provisioner.gate("Topology", true) { // GA and on by default since csi-provisioner v5.0.0
+			report("csi-provisioner", "--enable-capacity with --feature-gates=Topology=false")
+		}
+		if !c.driver.caps["VOLUME_ACCESSIBILITY_CONSTRAINTS"] {
+			report("csi-provisioner", "--enable-capacity: the driver has no VOLUME_ACCESSIBILITY_CONSTRAINTS")
+		}
+		var pool, node map[string]string // of the first workload that has them
+		for _, w := range c.workloads {
+			if w.driver == nil {
+				continue
+			}
+			segments := w.driver.segments("pool")
+			if pool == nil {
+				pool = segments
+			}
+			if len(segments) == 0 {
+				report(w.of(w.driver), "--enable-capacity: no -pool has topology segments, such as name=/path,key=value")
+			} else if !maps.Equal(segments, pool) {
+				report(w.of(w.driver), "-pool has the segments %v, and another process of the driver %v", segments, pool)
+			}
+			if !w.isNode() {
+				continue
+			}
+			if node = w.driver.segments("topology"); len(node) == 0 {
+				report(w.of(w.driver), "--enable-capacity: -topology gives the node no segment")
+			}
+		}
+		for key, value := range pool {
+			if v, found := node[key]; len(node) > 0 && (!found || v != value) {
+				report(c.driver.name, "no node reaches the pool: its segment is %s=%s, the nodes' -topology %v", key, value, node)
+			}
+		}
+	}},
+	{"mount-group", "kubelet passes fsGroup to the driver and changes no file itself: what a pod wrote is closed to the next pod with another fsGroup", func(c *cluster, report reporter) {
+		if !c.driver.caps["VOLUME_MOUNT_GROUP"] {
+			return
+		}
+		types := map[string]string{} // from where the file system is known
+		for _, s := range c.storageClasses {
+			types[s.Parameters["csi.storage.k8s.io/fstype"]] = "StorageClass " + s.Name
+		}
+		for _, image := range []string{"csi-provisioner", "csi-attacher"} {
+			if _, n := c.sidecar(image); n != nil {
+				types[n.flags["default-fstype"]] = "--default-fstype of " + image
+			}
+		}
+		for fsType, from := range types {
+			if slices.Contains(noGroupOption, fsType) {
+				report(c.driver.name, "it claims VOLUME_MOUNT_GROUP, and %s (%s) has no mount option for a group: drop the capability, and kubelet applies fsGroup as the CSIDriver's fsGroupPolicy says", fsType, from)
+			}
+		}
+	}},
 	{"binding", "a volume is made where its pod cannot run", func(c *cluster, report reporter) {
 		for _, s := range c.storageClasses {
 			late := s.VolumeBindingMode != nil && *s.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
@@ -171,6 +229,9 @@ var objectRules = []rule{
 		}
 	}},
 }
+
+// noGroupOption are the file systems that have no gid mount option.
+var noGroupOption = []string{"ext2", "ext3", "ext4", "xfs", "btrfs"}
 
 var clusterScoped = map[string]bool{
 	"Namespace": true, "CSIDriver": true, "StorageClass": true, "VolumeAttributesClass": true, "ClusterRole": true,

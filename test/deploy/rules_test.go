@@ -26,6 +26,13 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"attach", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, $patch: delete}]}}}}`},
 	{"capacity", "CSIDriver", "block.csikit.dev", `{spec: {storageCapacity: false}}`},
 	{"capacity", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-provisioner, env: [{name: POD_NAME, $patch: delete}]}]}}}}`},
+	// As the overlays were before: no segments, of the nodes or of the pool.
+	{"topology", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=node, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, "-node-id=$(NODE_NAME)", -drain-timeout=20s]}]}}}}`},
+	{"topology", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=controller, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, -drain-timeout=20s]}]}}}}`},
+	{"topology", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/3, value: -topology=topology.block.csikit.dev/pool=other}`},
+	{"topology", "Deployment", "blockdriver-controller", `- {op: replace, path: /spec/template/spec/containers/4/args/2, value: "-pool=default=/var/lib/blockdriver,topology.block.csikit.dev/pool=other"}`},
+	{"topology", "Deployment", "blockdriver-controller", `- {op: add, path: /spec/template/spec/containers/0/args/-, value: "--feature-gates=Topology=false"}`},
+	{"mount-group", "", "blockdriver", ``}, // a driver that claims VOLUME_MOUNT_GROUP
 	{"binding", "StorageClass", "blockdriver-ext4", `{volumeBindingMode: Immediate}`},
 	{"classes", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-resizer, $patch: delete}]}}}}`},
 	{"classes", "VolumeSnapshotClass", "blockdriver", `$patch: delete`},
@@ -121,8 +128,8 @@ func able(name string) *driver {
 	switch name {
 	case "blockdriver":
 		d.csiName = "block.csikit.dev"
-		caps = append(caps, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "MODIFY_VOLUME")
-		flags = append(flags, "pool")
+		caps = append(caps, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "MODIFY_VOLUME", "VOLUME_ACCESSIBILITY_CONSTRAINTS")
+		flags = append(flags, "pool", "topology")
 	case "nfsdriver":
 		d.csiName = "nfs.csikit.dev"
 		flags = append(flags, "mount-dir", "server-timeout")
@@ -159,6 +166,8 @@ func TestRules(t *testing.T) {
 			d := able(name)
 			var patches []types.Patch
 			switch {
+			case b.rule == "mount-group":
+				d.caps["VOLUME_MOUNT_GROUP"] = true
 			case b.patch == "":
 				d.caps["CREATE_DELETE_SNAPSHOT"] = false
 			case strings.HasPrefix(b.patch, "- "):
