@@ -4,18 +4,18 @@
 //
 //	csiserver   a gRPC server on a unix socket: logging, metrics, recovery, validation, graceful stop, Identity and health built in
 //	csispec     the rules of CSI v1.13: Validate a message, Redact it for a log
-//	volumelock  locks shaped like CSI, as a table and as a gRPC interceptor
-//	topology    segments, and choosing a place as the specification words requisite and preferred
-//	nodeops     stage, publish, unpublish, unstage, expand and measure a volume on a Linux node
+//	volumelock  locks with the keys and modes that each CSI call needs, as a table and as a gRPC interceptor
+//	topology    segments, and selecting a topology by the specification's rules for requisite and preferred
+//	nodeops     stage, publish, unpublish, unstage and expand a volume on a Linux node, and its statistics
 //	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
-//	registration  registers a driver with kubelet, in the place of the sidecar, and keeps it registered
-//	loopdev     loop devices found again by their backing file
-//	blocking    calls that the kernel may block: bounded, single-flight, never lost
-//	csitest     finds what is wrong with a driver, in any language; cmd/csicheck does it from the shell
-//	csitest/gate, csitest/crash, csitest/nfsd  what a driver's tests need: private mount namespaces, kills at the n-th system call, an NFS server to break
+//	registration  registers a driver with kubelet without node-driver-registrar, and keeps it registered
+//	loopdev     loop devices, identified by the inode of their backing file
+//	blocking    calls that may block in the kernel: bounded in number, single-flight, listed until they return
+//	csitest     conformance and stress tests for a driver in any language; cmd/csicheck runs them from the shell
+//	csitest/gate, csitest/crash, csitest/nfsd  helpers for a driver's tests: private mount namespaces, kills at the n-th system call, an NFS server that fails on demand
 //
 // No block takes over main, reads the environment or logs globally, and none
-// needs another one, but for csiserver and csitest using csispec, and nodeops using
+// imports another one, except that csiserver and csitest use csispec, and nodeops uses
 // blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
 // from them.
 package csikit

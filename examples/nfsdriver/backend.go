@@ -14,44 +14,43 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Backend is the part of the controller that a vendor replaces: the storage
-// itself. Every method is idempotent and safe for concurrent use; a method that has
-// begun to change something goes on when its context ends, because a CO that gave up
-// repeats the call and does not undo it.
+// Backend is the part of the controller that a vendor replaces: the storage.
+// Every method is idempotent and safe for concurrent use. A method that has begun a
+// change continues when its context ends, because a CO whose call timed out retries it
+// and does not undo it.
 //
-// Errors carry the gRPC code that the CO sees (see backendError): a code other
-// than ABORTED, CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE promises that
-// nothing was done.
+// Errors carry the gRPC code that the CO gets (see backendError): a code other
+// than ABORTED, CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE means that nothing was
+// changed.
 type Backend interface {
-	// CreateVolume makes the volume, empty or as a copy of s.Source, or returns
-	// the one that is there when it is what s asks for. errConflict lists the
-	// differences.
+	// CreateVolume creates the volume, empty or as a copy of s.SourceID, or returns
+	// the existing one if it matches s; if not, errConflict with the differences.
 	CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error)
-	// DeleteVolume does what the ID says about the directory. An ID that is not
-	// one of this driver, and a volume that is not there, are no error, and nor is the ID
-	// of an earlier volume of that name: what has the name now stays.
+	// DeleteVolume deletes, archives or retains the directory, as the ID says. It is a no-op
+	// for an ID that is not of this driver, for a volume that does not exist, and for
+	// the ID of an earlier volume: a later one with its name stays.
 	DeleteVolume(ctx context.Context, id string) error
-	// ExpandVolume promises more capacity.
+	// ExpandVolume records a larger capacity.
 	ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error)
-	// GetVolume returns errNotFound for a volume that is not there.
+	// GetVolume returns errNotFound for a volume that does not exist.
 	GetVolume(ctx context.Context, id string) (Volume, error)
-	// ListVolumes returns at most limit volumes (0: all) of those that follow the
-	// token after. The empty token is the beginning; next is empty at the end.
+	// ListVolumes returns at most limit volumes (0: all), from the one after the token.
+	// An empty token starts at the beginning; next is empty at the end.
 	ListVolumes(ctx context.Context, after string, limit int) (page []Volume, next string, err error)
 
-	// CreateSnapshot copies the volume, or returns the snapshot of that name if it
-	// is one of that volume, else errConflict. A volume that changes while it is copied
-	// is errInUse, unless inUse allows a copy that is of no one moment.
+	// CreateSnapshot copies the volume, or returns the snapshot of that name, or
+	// errConflict if that one is of another volume. A volume that changes while it is
+	// copied is errInUse, unless inUse allows a copy that is not of one point in time.
 	CreateSnapshot(ctx context.Context, name, volumeID string, inUse bool) (Snapshot, error)
-	// DeleteSnapshot removes the copy. What is not there is no error, as for volumes.
+	// DeleteSnapshot removes the copy. As for volumes, it is a no-op if there is none.
 	DeleteSnapshot(ctx context.Context, id string) error
-	// GetSnapshot returns errNotFound for a snapshot that is not there.
+	// GetSnapshot returns errNotFound for a snapshot that does not exist.
 	GetSnapshot(ctx context.Context, id string) (Snapshot, error)
-	// ListSnapshots is as ListVolumes.
+	// ListSnapshots is ListVolumes for snapshots.
 	ListSnapshots(ctx context.Context, after string, limit int) (page []Snapshot, next string, err error)
 
-	// Capacity returns what is free on an export, and its size. Of the empty
-	// export it returns those of the one that has the most room.
+	// Capacity returns the free bytes and the size of an export; for the empty export,
+	// those of the known export with the most free space.
 	Capacity(ctx context.Context, e export) (free, total int64, err error)
 }
 
@@ -60,20 +59,20 @@ type Volume struct {
 	ID            string            `json:"id"`
 	Name          string            `json:"name"`           // the CO's
 	SubDir        string            `json:"sub_dir"`        // relative to the share
-	CapacityBytes int64             `json:"capacity_bytes"` // what was asked for; NFS enforces nothing
+	CapacityBytes int64             `json:"capacity_bytes"` // as requested; NFS does not enforce it
 	Parameters    map[string]string `json:"parameters,omitempty"`
-	SourceID      string            `json:"source_id,omitempty"` // of the volume or snapshot that it is a copy of
+	SourceID      string            `json:"source_id,omitempty"` // ID of the volume or snapshot it was copied from
 }
 
-// VolumeSpec is what CreateVolume is asked for.
+// VolumeSpec is a request for CreateVolume.
 type VolumeSpec struct {
 	Name       string
 	Ref        volumeRef // becomes the ID, with a nonce
 	Access     access
 	Capacity   CapacityRange
 	Parameters map[string]string // for comparison with those of a repeated request
-	SourceID   string            // of a volume or snapshot; "" makes an empty volume
-	CopyInUse  bool              // even if the source changes meanwhile
+	SourceID   string            // of a volume or snapshot; "": an empty volume
+	CopyInUse  bool              // accept a copy of a source that changes during the copy
 }
 
 // Snapshot is a copy of a volume.
@@ -82,10 +81,10 @@ type Snapshot struct {
 	Name      string    `json:"name"`
 	VolumeID  string    `json:"volume_id"`
 	SizeBytes int64     `json:"size_bytes"` // the volume's capacity
-	Created   time.Time `json:"created"`    // the moment that the copy is of, or, of what was in use, of its last pass
+	Created   time.Time `json:"created"`    // the copy's point in time; with copyInUse, the start of the last pass
 }
 
-// CapacityRange holds bytes; 0 means that this end is open.
+// CapacityRange is in bytes; 0 is no bound.
 type CapacityRange struct {
 	Required, Limit int64
 }
@@ -94,13 +93,12 @@ func (r CapacityRange) contains(size int64) bool {
 	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
 }
 
-// differences lists all that keeps v from being the volume that s describes, so
-// that whoever reads the error need not find out one mismatch per attempt.
+// differences lists every mismatch between v and s, so that one error shows them all.
 func (v Volume) differences(s VolumeSpec) []string {
 	var diff []string
 	differ := func(what, has, wants string) {
 		if has != wants {
-			diff = append(diff, fmt.Sprintf("%s: volume has %q, request wants %q", what, has, wants))
+			diff = append(diff, fmt.Sprintf("%s: the volume has %q, the request %q", what, has, wants))
 		}
 	}
 	differ("name", v.Name, s.Name)
@@ -109,7 +107,7 @@ func (v Volume) differences(s VolumeSpec) []string {
 	differ("ID", v.ID, wants.encode())
 	differ("source", v.SourceID, s.SourceID)
 	if !s.Capacity.contains(v.CapacityBytes) {
-		diff = append(diff, fmt.Sprintf("capacity: volume has %d bytes, request wants %d to %d (0: any)", v.CapacityBytes, s.Capacity.Required, s.Capacity.Limit))
+		diff = append(diff, fmt.Sprintf("capacity: the volume has %d bytes, the request is for %d to %d (0: any)", v.CapacityBytes, s.Capacity.Required, s.Capacity.Limit))
 	}
 	keys := map[string]string{}
 	maps.Copy(keys, v.Parameters)
@@ -120,8 +118,7 @@ func (v Volume) differences(s VolumeSpec) []string {
 	return diff
 }
 
-// The kinds of failure that a caller can act on. Everything else is an I/O
-// error.
+// The kinds of failure that a caller can act on. Every other error is an I/O error.
 var (
 	errNotFound   = errors.New("not found")
 	errConflict   = errors.New("exists with other properties")
@@ -129,22 +126,22 @@ var (
 	errBusy       = errors.New("another operation is pending")
 	errBadToken   = errors.New("not a token of this list")
 	errInvalid    = errors.New("invalid")
-	errRefused    = errors.New("refused") // somebody has to act
+	errRefused    = errors.New("refused") // an administrator has to act
 	errInUse      = errors.New("in use")
 	errDamaged    = errors.New("damaged")
-	errUnsettled  = errors.New("not finished") // it is there, and goes on with the next attempt
+	errIncomplete = errors.New("incomplete") // the object exists, and a retry completes it
 
-	// errMounted: the volume is no whole.
-	errMounted = fmt.Errorf("%w: something else is mounted there, which is not the volume's; unmount it on the server", errRefused)
+	// errMounted: the volume is not one file system.
+	errMounted = fmt.Errorf("%w: another file system is mounted there, which is not part of the volume; unmount it on the server", errRefused)
 )
 
-// codeOf is the one place where failures become gRPC codes. The errnos are those that
-// promise that nothing was done.
+// codeOf maps errors to gRPC codes. The errnos are those that mean that nothing was
+// changed.
 var codeOf = []struct {
 	kind error
 	code codes.Code
 }{
-	{errUnsettled, codes.Unavailable},
+	{errIncomplete, codes.Unavailable},
 	{errNotFound, codes.NotFound},
 	{errConflict, codes.AlreadyExists},
 	{errOutOfRange, codes.OutOfRange},
@@ -163,18 +160,18 @@ var codeOf = []struct {
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 }
 
-// unsettled is for what fails behind the point from which on something exists: an
-// errno that otherwise promises that nothing was done does not do so there.
-func unsettled(err error) error {
+// incomplete wraps an error that occurred after the object came into existence: an errno
+// that otherwise means that nothing was changed does not mean so there.
+func incomplete(err error) error {
 	var errno syscall.Errno
 	if !errors.As(err, &errno) {
 		return err
 	}
-	return fmt.Errorf("%w: %w", errUnsettled, err)
+	return fmt.Errorf("%w: %w", errIncomplete, err)
 }
 
-// final reports whether the CO takes an error as the end of the request: it may forget
-// what it asked for, so nothing must be left.
+// final reports whether the CO takes the error as final: it may not repeat the request,
+// so nothing must be left behind.
 func final(err error) bool {
 	switch status.Code(fail("", "", "%w", err)) {
 	case codes.OK, codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
@@ -195,12 +192,12 @@ func fail(op, object, format string, args ...any) error {
 	return &backendError{Op: op, Object: object, Err: fmt.Errorf(format, args...)}
 }
 
-// Error quotes the object, because names and unknown IDs come from requests and
-// may hold anything.
+// Error quotes the object, because names and unknown IDs come from requests and may
+// contain any characters.
 func (e *backendError) Error() string {
 	text := fmt.Sprintf("%s %q: %v", e.Op, e.Object, e.Err)
 	if errors.Is(e.Err, syscall.EACCES) || errors.Is(e.Err, syscall.EPERM) {
-		text += "; the driver works as root: export with no_root_squash"
+		text += "; the driver acts as root: export with no_root_squash"
 	}
 	if errors.Is(e.Err, syscall.EROFS) {
 		text += "; export it read-write"
@@ -210,13 +207,13 @@ func (e *backendError) Error() string {
 
 func (e *backendError) Unwrap() error { return e.Err }
 
-// GRPCStatus makes grpc answer with the code that fits. What has a code already, such
-// as a mount that failed, keeps it. An I/O error is UNAVAILABLE and never INTERNAL:
-// it may have struck after the change became visible, and the CO takes INTERNAL as
-// proof that nothing happened and forgets the volume.
+// GRPCStatus returns the status for grpc. An error that has a code already, such as
+// a mount that failed, keeps it. An I/O error is UNAVAILABLE and never INTERNAL:
+// it may have occurred after the change became visible, and the CO takes INTERNAL as
+// final and forgets the volume.
 func (e *backendError) GRPCStatus() *status.Status {
 	var pending *blocking.PendingError
-	if errors.As(e.Err, &pending) { // whatever ended the wait: the work goes on
+	if errors.As(e.Err, &pending) { // whatever ended the wait: the operation continues
 		return status.New(codes.DeadlineExceeded, e.Error())
 	}
 	for _, c := range codeOf {

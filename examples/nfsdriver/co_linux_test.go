@@ -27,7 +27,7 @@ type co struct {
 	flags      []string          // mount flags
 	controller csi.ControllerClient
 	node       csi.NodeClient
-	patience   time.Duration   // of each call
+	timeout    time.Duration   // of each call
 	parent     context.Context // of their contexts; nil: none
 }
 
@@ -44,7 +44,7 @@ func newCO(t *testing.T, endpoint string, class map[string]string) *co {
 			unix.Unmount(m, unix.MNT_FORCE|unix.MNT_DETACH)
 		}
 	})
-	return &co{t: t, pods: pods, class: class, controller: csi.NewControllerClient(conn), node: csi.NewNodeClient(conn), patience: 2 * time.Minute}
+	return &co{t: t, pods: pods, class: class, controller: csi.NewControllerClient(conn), node: csi.NewNodeClient(conn), timeout: 2 * time.Minute}
 }
 
 func mountsBelow(t *testing.T, dir string) (points []string) {
@@ -63,7 +63,7 @@ func (c *co) ctx() context.Context {
 	if parent == nil {
 		parent = context.Background()
 	}
-	ctx, cancel := context.WithTimeout(parent, c.patience)
+	ctx, cancel := context.WithTimeout(parent, c.timeout)
 	c.t.Cleanup(cancel)
 	return ctx
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/csikit/csikit/registration"
 )
 
-// config is what the driver is told at its start. Every setting is a flag and an
-// environment variable; the flag wins.
+// config holds the driver's settings. Every setting is a flag and an environment
+// variable; the flag takes precedence.
 type config struct {
 	endpoint      string
 	register      string
@@ -34,23 +34,23 @@ type config struct {
 	logLevel      slog.Level
 	logFormat     string
 
-	// Tests set these two: what shares are mounted as, and a directory that stands in
-	// for the exports in the controller.
+	// Only tests set these two: the file system type of shares, and a directory that
+	// replaces the exports in the controller.
 	fsType string
 	local  string
 }
 
-const usage = `nfsdriver is a CSI driver that makes a directory on an NFS export for each volume
-and mounts it into pods. Which export that is says the StorageClass.
+const usage = `nfsdriver is a CSI driver that creates a directory on an NFS export for each volume
+and mounts it into pods. The StorageClass names the export.
 
 Usage:
   nfsdriver -endpoint unix:///run/csi/csi.sock
 
-Every flag is also an environment variable, which the flag overrides:
+Every flag can also be set by an environment variable; the flag takes precedence:
 `
 
-// envName is the variable of a flag. Names that begin with CSI_ belong to the
-// spec, and the endpoint's is the only one that it gives to drivers.
+// envName returns the environment variable of a flag. The spec reserves names that begin
+// with CSI_, and defines only CSI_ENDPOINT for drivers.
 func envName(flagName string) string {
 	if flagName == "endpoint" {
 		return "CSI_ENDPOINT"
@@ -59,31 +59,31 @@ func envName(flagName string) string {
 }
 
 // parseConfig reads the settings. Its error is one line that names the setting;
-// flag.ErrHelp says that -h was answered on out.
+// flag.ErrHelp means that -h was given and the help was written to out.
 func parseConfig(args []string, getenv func(string) string, out io.Writer) (config, error) {
 	c := config{fsType: "nfs"}
 	fs := flag.NewFlagSet("nfsdriver", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are printed once, by main
 	fs.StringVar(&c.endpoint, "endpoint", "", "`address` to serve CSI on: unix:///path/to/csi.sock (required)")
 	fs.StringVar(&c.register, "register", "", "register with kubelet, without node-driver-registrar: the `path` of the endpoint's socket as kubelet sees it")
-	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` where -register meets kubelet: its plugins_registry, as this process sees it")
-	fs.StringVar(&c.mode, "mode", "all", "what this process is: controller, node or all")
-	fs.Func("exports", "the only `exports` that volumes may be on, as in \"nas:/srv/a nas:/srv/b,port=2050\"; they are listed, and deletions that were cut off go on at the start (default: any, and no lists)", func(s string) (err error) {
+	fs.StringVar(&c.registry, "registration-dir", registration.DefaultDir, "`directory` for the registration socket: kubelet's plugins_registry, as this process sees it")
+	fs.StringVar(&c.mode, "mode", "all", "services to run in this process: controller, node or all")
+	fs.Func("exports", "the only `exports` that volumes may be on, as in \"nas:/srv/a nas:/srv/b,port=2050\"; enables the list RPCs, and interrupted deletions resume at start (default: any export, no list RPCs)", func(s string) (err error) {
 		c.exports, err = parseExports(s)
 		return err
 	})
-	fs.Func("inline-exports", "the `exports` that inline volumes of pods may name, written as -exports: whoever writes a pod may mount them whole (default: none)", func(s string) (err error) {
+	fs.Func("inline-exports", "the `exports` that inline volumes of pods may name, in the form of -exports: the author of a pod may mount all of such an export (default: none)", func(s string) (err error) {
 		c.inline, err = parseExports(s)
 		return err
 	})
 	fs.StringVar(&c.mountDir, "mount-dir", "/run/nfsdriver", "`directory` where the controller mounts exports for its own work; no other process may use it")
-	fs.DurationVar(&c.serverTimeout, "server-timeout", 30*time.Second, "how long a server may take to answer before it is left alone for a while")
+	fs.DurationVar(&c.serverTimeout, "server-timeout", 30*time.Second, "how long to wait for a server before its circuit breaker opens")
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
-	fs.StringVar(&c.driverName, "driver-name", "nfs.csikit.dev", "`name` of the driver, as in StorageClass.provisioner")
-	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
-	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls under way may take to end after SIGTERM")
+	fs.StringVar(&c.driverName, "driver-name", "nfs.csikit.dev", "`name` of the driver, the provisioner of a StorageClass")
+	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "maximum number of volumes on this node; 0: the CO decides")
+	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long to wait for calls in flight after SIGTERM")
 	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz and /debug, such as 127.0.0.1:9808 (default: none)")
-	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
+	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug logs every request, without secrets")
 	fs.StringVar(&c.logFormat, "log-format", "text", "text or json")
 
 	if err := fs.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -121,7 +121,7 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	return c, c.check()
 }
 
-// parseExports reads "server:/share[,option...] ...", as fstab would have them.
+// parseExports parses "server:/share[,option...] ...", exports in the notation of fstab(5).
 func parseExports(s string) ([]export, error) {
 	var all []export
 	for word := range strings.FieldsSeq(s) {
@@ -135,10 +135,10 @@ func parseExports(s string) ([]export, error) {
 			return nil, fmt.Errorf("%q: %w", word, err)
 		}
 		if len(e.options()) != len(splitOptions([]string{options})) {
-			return nil, fmt.Errorf("%q: of the mount options, only those count here that reach the server: %s", word, strings.Join(essential, ", "))
+			return nil, fmt.Errorf("%q: only mount options needed to reach the server are allowed here: %s", word, strings.Join(essential, ", "))
 		}
 		if allowed(all, e) == nil && all != nil {
-			return nil, fmt.Errorf("%s is there twice", e)
+			return nil, fmt.Errorf("%s is listed twice", e)
 		}
 		all = append(all, e)
 	}
@@ -169,12 +169,12 @@ func (c *config) check() error {
 		return fmt.Errorf("-server-timeout %v: want a second or more", c.serverTimeout)
 	}
 	if c.register != "" && c.mode == "controller" {
-		return errors.New("-register is for the node plugin: kubelet has no business with -mode controller")
+		return errors.New("-register is for the node plugin and cannot be combined with -mode controller")
 	}
 	if c.nodeID == "" && c.mode != "controller" {
 		host, err := os.Hostname()
 		if err != nil {
-			return fmt.Errorf("-node-id is not set and the host's name cannot be read: %w", err)
+			return fmt.Errorf("-node-id is not set and the host name cannot be read: %w", err)
 		}
 		c.nodeID = host
 	}

@@ -13,20 +13,19 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// controller is the CSI controller service. It checks what a request means and
-// leaves the rest to the backend; required fields, sizes and formats were
-// checked by csiserver's validation before a request gets here. What is not
-// offered is left to the embedded stub, which answers UNIMPLEMENTED.
+// controller is the CSI controller service. It translates requests for the backend;
+// csiserver's validation has already checked required fields, sizes and formats. RPCs
+// that are not offered return UNIMPLEMENTED, from the embedded stub.
 type controller struct {
 	csi.UnimplementedControllerServer
 	backend Backend
-	lists   bool // the exports to list are known
+	lists   bool // offer the list RPCs, because the exports are known
 }
 
 func newController(b Backend, lists bool) *controller { return &controller{backend: b, lists: lists} }
 
 // capabilities must agree with the RPCs below. There is nothing to publish in a
-// controller: a node mounts a share by itself.
+// controller: a node mounts a share without it.
 func (c *controller) capabilities() []csi.ControllerServiceCapability_RPC_Type {
 	all := []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
@@ -43,11 +42,11 @@ func (c *controller) capabilities() []csi.ControllerServiceCapability_RPC_Type {
 	return all
 }
 
-// fsTypes are the names of what a volume can be mounted as; "" is nfs.
+// fsTypes are the file system types that a volume can be mounted as; "" is nfs.
 var fsTypes = []string{"", "nfs", "nfs4"}
 
-// maxPage keeps a page of a list below gRPC's 4 MiB, with IDs and subDirs as long as they
-// may be.
+// maxPage keeps a page of a list below gRPC's limit of 4 MiB, with the longest IDs and
+// subDirs.
 const maxPage = 2_000
 
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
@@ -72,11 +71,11 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	return &csi.CreateVolumeResponse{Volume: csiVolume(v)}, nil
 }
 
-// volumeSpec is what CreateVolume asks for. The locks need it as well: the volume's
-// place follows from it.
+// volumeSpec translates a request. The locks need it as well, for the volume's
+// directory.
 func volumeSpec(req *csi.CreateVolumeRequest) (VolumeSpec, error) {
 	if req.GetAccessibilityRequirements() != nil || len(req.GetMutableParameters()) > 0 {
-		return VolumeSpec{}, status.Error(codes.InvalidArgument, "accessibility_requirements and mutable_parameters: this driver does not offer the capability; send the request without them")
+		return VolumeSpec{}, status.Error(codes.InvalidArgument, "accessibility_requirements and mutable_parameters: this driver does not have the capability; send the request without them")
 	}
 	var flags []string
 	for _, capability := range req.GetVolumeCapabilities() {
@@ -87,7 +86,7 @@ func volumeSpec(req *csi.CreateVolumeRequest) (VolumeSpec, error) {
 	}
 	ref, a, err := planVolume(req.GetName(), req.GetParameters(), flags)
 	if err == nil {
-		_, err = mountOptions(ref.export, flags, "") // to be told now and not when a pod starts
+		_, err = mountOptions(ref.export, flags, "") // fail now and not when a pod starts
 	}
 	var inUse bool
 	if err == nil {
@@ -124,13 +123,13 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.CapacityBytes}, nil // the nodes have nothing to do
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.CapacityBytes}, nil // no node expansion required
 }
 
 func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	for _, capability := range req.GetVolumeCapabilities() {
 		if checkCapability(capability) != nil {
-			return &csi.GetCapacityResponse{}, nil // none for those
+			return &csi.GetCapacityResponse{}, nil // no capacity for unsupported volumes
 		}
 	}
 	var e export
@@ -169,7 +168,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// validate returns why the volume is not what the request says.
+// validate returns how the volume differs from the request.
 func validate(v Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
 	for _, capability := range req.GetVolumeCapabilities() {
 		if err := checkCapability(capability); err != nil {
@@ -178,11 +177,11 @@ func validate(v Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
 	}
 	for key, value := range ownKeys(req.GetVolumeContext()) {
 		if want := csiVolume(v).GetVolumeContext()[key]; value != want && key != attrMountOptions {
-			return status.Errorf(codes.InvalidArgument, "volume_context: %s is %q and not %q", key, want, value)
+			return status.Errorf(codes.InvalidArgument, "volume_context: %s is %q, not %q", key, want, value)
 		}
 	}
 	if len(req.GetParameters()) > 0 && !maps.Equal(ownKeys(req.GetParameters()), v.Parameters) {
-		return status.Error(codes.InvalidArgument, "parameters: the volume was created with others")
+		return status.Error(codes.InvalidArgument, "parameters: the volume was created with different ones")
 	}
 	if len(req.GetMutableParameters()) > 0 {
 		return status.Error(codes.InvalidArgument, "mutable_parameters: this driver has none")
@@ -277,18 +276,18 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 			resp.NextToken = next
 			return resp, nil
 		}
-		token = next // a page in which nothing was of that volume
+		token = next // the page had no snapshot of that volume
 	}
 }
 
-// checkCapability refuses what no volume can be used as. All access modes are
-// offered: a share may be mounted anywhere, any number of times.
+// checkCapability refuses block access and foreign file system types. All access modes
+// are supported: a share may be mounted on any node, any number of times.
 func checkCapability(c *csi.VolumeCapability) error {
 	if c.GetBlock() != nil {
-		return status.Error(codes.InvalidArgument, "access type block: an NFS share is no block device; ask for a file system (volumeMode: Filesystem)")
+		return status.Error(codes.InvalidArgument, "access type block: an NFS share is not a block device; request a file system (volumeMode: Filesystem)")
 	}
 	if fsType := c.GetMount().GetFsType(); !slices.Contains(fsTypes, fsType) {
-		return status.Errorf(codes.InvalidArgument, "fs_type %q is not supported; leave it out, or say nfs", fsType)
+		return status.Errorf(codes.InvalidArgument, "fs_type %q is not supported; omit it, or use nfs", fsType)
 	}
 	return nil
 }
@@ -311,11 +310,11 @@ func csiVolume(v Volume) *csi.Volume {
 func csiSnapshot(s Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId: s.ID, SourceVolumeId: s.VolumeID, SizeBytes: s.SizeBytes,
-		CreationTime: timestamppb.New(s.Created), ReadyToUse: true, // it is complete, or it is not there
+		CreationTime: timestamppb.New(s.Created), ReadyToUse: true, // an incomplete copy is not a snapshot yet
 	}
 }
 
-// truncate cuts s to at most n bytes, between characters.
+// truncate shortens s to at most n bytes, at a character boundary.
 func truncate(s string, n int) string {
 	if len(s) <= n {
 		return s

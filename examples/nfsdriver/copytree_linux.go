@@ -13,24 +13,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// copyTree makes dst, an open directory, equal to src with all that is below it:
-// owners, modes, times, extended attributes and ACLs, symbolic and hard links,
-// holes, FIFOs, sockets and device nodes. Data goes by copy_file_range, which a
-// server with NFS 4.2 does by itself, and a file system with reflinks by sharing.
+// copyTree makes dst, an open directory, recursively equal to src: contents, owners,
+// modes, times, extended attributes and ACLs, symbolic and hard links, holes, FIFOs,
+// sockets and device nodes. It copies data with copy_file_range(2), which an NFS 4.2
+// server executes itself, and a file system with reflinks by sharing extents.
 //
-// A copy that was cut off is resumed by calling it again: a file gets its time of
-// modification last, so what has it is complete. What is in dst and not in src is
-// removed. What has changed since a time is copied even if it looks complete, and told;
-// so is what is in a directory that has come to where another one was: the times in it
-// do not tell.
-// While src is in use each file is copied as it is when its turn comes, and files that
-// vanish before are left out: see copyStill.
+// An interrupted copy is resumed by calling it again: a file gets its mtime last, so a
+// file that has it is complete. Entries of dst that are not in src are removed. A file that
+// has changed since the given time is copied even if it looks complete, and counted as a
+// change; so are the files of a directory that has replaced another one, whose times are
+// not comparable.
+// If src changes during the copy, each file is copied in its state at that time, and
+// deleted files are omitted: see copyConsistent.
 //
-// It follows no symbolic link, opens no special file, and fails with errMounted where
-// something else is mounted: that is not what was to be copied, and a copy without it
-// would not be one. Below the two directories each name is looked up by itself in a
-// directory that is open, so nothing that somebody does in the tree meanwhile leads
-// out of it.
+// It follows no symbolic link, opens no special file, and fails with errMounted at a
+// mount point: another file system is not part of the source, and a copy without it
+// would be incomplete. It resolves one name at a time in an open directory, so concurrent
+// renames cannot lead it outside the two trees.
 func copyTree(dst, src *os.File, since time.Time, of origins, progress func(files, bytes int64)) (changes, error) {
 	for _, dir := range []*os.File{dst, src} { // which an earlier call has read
 		if _, err := dir.Seek(0, io.SeekStart); err != nil {
@@ -51,16 +50,16 @@ func copyTree(dst, src *os.File, since time.Time, of origins, progress func(file
 	}
 	c := &treeCopy{progress: progress, root: dst, resumed: len(there) > 0, since: since, origins: of, links: map[inode]linked{}, copies: map[inode]inode{}}
 	var st unix.Stat_t
-	if err := ask(src, "", &st); err != nil {
+	if err := statSync(src, "", &st); err != nil {
 		return changes{}, err
 	}
-	c.look(&st, ".")
+	c.noteChange(&st, ".")
 	err = c.directory(dst, src, &st, ".", true)
 	return c.changes, err
 }
 
-// disinherit takes the ACLs away that a new directory got from the one that it is in: what
-// is made in it would get them as well.
+// disinherit removes the ACLs that a new directory inherited from its parent, because its
+// entries would inherit them as well.
 func disinherit(dir *os.File) error {
 	for _, name := range []string{"system.posix_acl_default", "system.posix_acl_access"} {
 		err := fdNode(dir).removeXattr(name)
@@ -79,10 +78,10 @@ type treeCopy struct {
 	origins  origins
 	changes  changes
 	links    map[inode]linked // files with more than one name
-	copies   map[inode]inode  // their copies, and what these are of
+	copies   map[inode]inode  // from their copies to the originals
 }
 
-// linked is a file with more than one name, when it was copied.
+// linked is the state of a file with more than one name when it was copied.
 type linked struct {
 	name string // of the copy, relative to root
 	stat unix.Stat_t
@@ -90,8 +89,8 @@ type linked struct {
 
 type inode struct{ dev, ino uint64 }
 
-// look notes when a file changed.
-func (c *treeCopy) look(st *unix.Stat_t, rel string) {
+// noteChange records the ctime of a file.
+func (c *treeCopy) noteChange(st *unix.Stat_t, rel string) {
 	if c.changed(st) {
 		c.changes.count++
 	}
@@ -100,19 +99,19 @@ func (c *treeCopy) look(st *unix.Stat_t, rel string) {
 	}
 }
 
-// changed reports whether a file may have changed since the time that was given. A change
-// cannot be dated back, as the time of modification can.
+// changed reports whether a file may have changed since the given time, by its ctime,
+// which unlike mtime cannot be set.
 func (c *treeCopy) changed(st *unix.Stat_t) bool {
 	return !c.since.IsZero() && settled(ctime(st)).After(c.since)
 }
 
-// ask gets the attributes of a name in an open directory, or of what is open, from
-// the server. Without statx an NFS client says what it remembers, for up to a minute, and of a
-// directory it would go on to read names that it remembers.
-func ask(dir *os.File, name string, st *unix.Stat_t) error {
+// statSync gets the attributes of a name in an open directory, or of the directory itself
+// if name is empty, from the server. Without AT_STATX_FORCE_SYNC an NFS client returns
+// cached attributes, up to a minute old, and reads a directory from its cache.
+func statSync(dir *os.File, name string, st *unix.Stat_t) error {
 	const flags = unix.AT_SYMLINK_NOFOLLOW | unix.AT_EMPTY_PATH
-	var asked unix.Statx_t
-	if err := unix.Statx(int(dir.Fd()), name, flags|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &asked); err != nil {
+	var fresh unix.Statx_t
+	if err := unix.Statx(int(dir.Fd()), name, flags|unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &fresh); err != nil {
 		return err
 	}
 	return unix.Fstatat(int(dir.Fd()), name, st, flags)
@@ -120,18 +119,18 @@ func ask(dir *os.File, name string, st *unix.Stat_t) error {
 
 func ctime(st *unix.Stat_t) time.Time { return time.Unix(st.Ctim.Unix()) }
 
-// maxDepth bounds the descriptors that a tree can cost, and with the length that a path may
-// have its memory.
+// maxDepth bounds the descriptors that a tree needs, and, with the maximum length of a
+// path, the memory.
 const maxDepth = 250
 
-// errChanged: the name stands for something else than a moment ago.
-var errChanged = errors.New("changed while it was copied")
+// errChanged: the name refers to another file than before.
+var errChanged = errors.New("changed during the copy")
 
-// directory copies what is in a directory, and its attributes. With sameDir it is the one of
-// which dst is a copy.
+// directory copies the entries and the attributes of a directory. sameDir: dst is a
+// copy of this directory, made by an earlier pass or attempt.
 func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string, sameDir bool) error {
 	if strings.Count(rel, "/") > maxDepth || len(rel) >= unix.PathMax {
-		return fmt.Errorf("%w: %.100q...: what is nested more than %d deep, or has a path of more than %d bytes, is not copied", errRefused, rel, maxDepth, unix.PathMax)
+		return fmt.Errorf("%w: %.100q...: not copied: nested deeper than %d directories, or a path longer than %d bytes", errRefused, rel, maxDepth, unix.PathMax)
 	}
 	names, err := src.Readdirnames(-1)
 	if err != nil {
@@ -150,12 +149,12 @@ func (c *treeCopy) directory(dst, src *os.File, st *unix.Stat_t, rel string, sam
 	if err := c.attributes(fdNode(dst), fdNode(src), st); err != nil {
 		return fmt.Errorf("%s: %w", rel, err)
 	}
-	// A name that was there before, or has come since, is not in the copy, or not as it was.
+	// Names that were added or removed during the copy show in the directory's ctime.
 	var now unix.Stat_t
-	if err := ask(src, "", &now); err != nil {
+	if err := statSync(src, "", &now); err != nil {
 		return err
 	}
-	c.look(&now, rel)
+	c.noteChange(&now, rel)
 	if err := dst.Sync(); err != nil {
 		return fmt.Errorf("%s: %w", rel, err)
 	}
@@ -183,20 +182,20 @@ func (c *treeCopy) entry(dst, src *os.File, name, rel string, sameDir bool) erro
 
 func vanished(dir *os.File, name string) bool {
 	var st unix.Stat_t
-	return errors.Is(ask(dir, name, &st), unix.ENOENT)
+	return errors.Is(statSync(dir, name, &st), unix.ENOENT)
 }
 
 func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string, sameDir bool) error {
 	var st unix.Stat_t
-	if err := ask(src, name, &st); err != nil {
+	if err := statSync(src, name, &st); err != nil {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return c.subdirectory(dst, src, name, rel, sameDir)
 	}
-	c.look(&st, rel)
+	c.noteChange(&st, rel)
 	id := inode{uint64(st.Dev), st.Ino}
-	// The number may be another file's by now.
+	// The inode number may have been reused.
 	if first, ok := c.links[id]; ok && st.Nlink > 1 && same(&first.stat, &st) {
 		return c.link(dst, name, first.name)
 	}
@@ -225,7 +224,7 @@ func (c *treeCopy) tryEntry(dst, src *os.File, name, rel string, sameDir bool) e
 	return err
 }
 
-// same reports whether a file is what it was, or its copy, as far as that can be seen.
+// same reports whether two attributes are equal, except for those that a copy cannot have.
 func same(a, b *unix.Stat_t) bool {
 	return a.Mode == b.Mode && a.Uid == b.Uid && a.Gid == b.Gid && a.Mtim == b.Mtim && a.Rdev == b.Rdev && a.Size == b.Size
 }
@@ -252,7 +251,7 @@ func (c *treeCopy) complete(dst, src *os.File, name string, st *unix.Stat_t) (bo
 	return a == b, err
 }
 
-// link gives the copy of a file one more of its names.
+// link creates another name for the copy of a file.
 func (c *treeCopy) link(dst *os.File, name, first string) error {
 	var a, b unix.Stat_t
 	if err := unix.Fstatat(int(c.root.Fd()), first, &a, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -281,10 +280,10 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string, sameDir boo
 		return err
 	}
 	var st unix.Stat_t
-	if err := ask(from, "", &st); err != nil {
+	if err := statSync(from, "", &st); err != nil {
 		return err
 	}
-	c.look(&st, rel)
+	c.noteChange(&st, rel)
 	err = unix.Mkdirat(int(dst.Fd()), name, 0o700)
 	var to *os.File
 	if err == nil || errors.Is(err, unix.EEXIST) {
@@ -297,7 +296,7 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string, sameDir boo
 		return err
 	}
 	defer to.Close()
-	if c.resumed { // it may have its mode already
+	if c.resumed { // it may have its final mode already
 		if err := to.Chmod(0o700); err != nil {
 			return err
 		}
@@ -309,9 +308,9 @@ func (c *treeCopy) subdirectory(dst, src *os.File, name, rel string, sameDir boo
 	return c.directory(to, from, &st, rel, same)
 }
 
-// isCopy reports whether what is in a directory was copied from the one with these
-// attributes. Of what an earlier attempt did it is not known: then it is, unless it or one
-// that it is in has changed, which may have been a rename.
+// isCopy reports whether the entries of a directory were copied from the one with these
+// attributes. For a directory copied by an earlier attempt that is not known: it counts as
+// copied from it unless the source or one of its parents has changed, possibly by a rename.
 func (c *treeCopy) isCopy(dst *os.File, st *unix.Stat_t, sameParent bool) (bool, error) {
 	var copied unix.Stat_t
 	if err := unix.Fstat(int(dst.Fd()), &copied); err != nil {
@@ -346,7 +345,7 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, to.Close()) }() // a network file system may tell only now that it is full
+	defer func() { err = errors.Join(err, to.Close()) }() // a network file system may report ENOSPC only here
 	if err := c.data(to, from, st.Size, st.Blocks*512 < st.Size); err != nil {
 		return err
 	}
@@ -359,11 +358,11 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 	return fdNode(to).setTimes(st) // last: from here on it is complete
 }
 
-// chunk is how much is copied, and has got to the server's disk, between two signs of life:
-// with much memory a file waits in this machine up to its end, and then for minutes.
+// chunk is how much is copied and synced between two reports of progress: with enough
+// memory a whole file would stay in the page cache, and its sync then take minutes.
 const chunk = 16 << 20
 
-// data copies what is no hole.
+// data copies all but the holes.
 func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 	for at := int64(0); at < size; {
 		begin, err := from.Seek(at, unix.SEEK_DATA)
@@ -376,7 +375,7 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 		} else if hole, err := from.Seek(begin, unix.SEEK_HOLE); err == nil {
 			end = min(hole, size)
 		}
-		if begin == 0 && end == size && holes { // the file system does not tell where
+		if begin == 0 && end == size && holes { // the file system does not report them
 			return c.nonzero(to, from, size)
 		}
 		if _, err := from.Seek(begin, io.SeekStart); err != nil {
@@ -393,7 +392,7 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 			}
 			c.progress(0, n)
 			if errors.Is(err, io.EOF) {
-				return to.Truncate(at) // it became shorter meanwhile
+				return to.Truncate(at) // it was truncated during the copy
 			}
 			if err != nil {
 				return err
@@ -403,8 +402,8 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 	return to.Truncate(size)
 }
 
-// nonzero copies a file with holes from a file system that cannot tell where they are,
-// such as NFS before 4.2: zeros are not written.
+// nonzero copies a file with holes from a file system that does not report them, such as
+// NFS before 4.2: it does not write zeros.
 func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
 	const page = 4096
 	zeros, buf := make([]byte, page), make([]byte, 1<<20)
@@ -430,7 +429,7 @@ func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
 		at += int64(n)
 		c.progress(0, int64(n))
 		if errors.Is(err, io.EOF) {
-			return to.Truncate(at) // it became shorter meanwhile
+			return to.Truncate(at) // it was truncated during the copy
 		}
 		if err != nil {
 			return err
@@ -459,9 +458,9 @@ func (c *treeCopy) special(dst, src *os.File, name string, st *unix.Stat_t) erro
 	return to.setTimes(st)
 }
 
-// attributes sets all but the times. The owner comes first, because a change of
-// it takes set-user-ID and capabilities away; NFSv4 ACLs come last, because the
-// mode is a part of them.
+// attributes sets all attributes except the times. The owner comes first, because changing
+// it clears set-user-ID and file capabilities; NFSv4 ACLs come last, because they include
+// the mode.
 func (c *treeCopy) attributes(to, from node, st *unix.Stat_t) error {
 	var have unix.Stat_t
 	if err := to.stat(&have); err != nil {
@@ -483,8 +482,8 @@ func (c *treeCopy) attributes(to, from node, st *unix.Stat_t) error {
 	return c.xattrs(to, from, func(name string) bool { return strings.HasPrefix(name, "system.nfs4_") })
 }
 
-// xattrs copies the attributes that are wanted. The SELinux label is not one: the
-// place decides about it.
+// xattrs copies the extended attributes that are wanted, except the SELinux label, which
+// depends on the location.
 func (c *treeCopy) xattrs(to, from node, wanted func(name string) bool) error {
 	names, err := from.listXattrs()
 	if err != nil {
@@ -510,7 +509,7 @@ func (c *treeCopy) xattrs(to, from node, wanted func(name string) bool) error {
 	if !c.resumed {
 		return nil
 	}
-	// A directory that had its default ACL already gave it to what was made in it.
+	// Entries of a directory that had its default ACL already have inherited it.
 	have, err := to.listXattrs()
 	if err != nil {
 		return fmt.Errorf("list extended attributes: %w", err)
@@ -568,8 +567,8 @@ func (c *treeCopy) removeEntry(dir *os.File, name string) error {
 	return unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
 }
 
-// openIn opens one name in a directory, without following a link and without
-// touching the time of the last access where that is allowed.
+// openIn opens one name in a directory, without following a link and, where permitted,
+// without updating the access time.
 func openIn(dir *os.File, name string, flags int) (*os.File, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	open := func(more int) (fd int, err error) {
@@ -596,11 +595,11 @@ func readlink(dir *os.File, name string) (string, error) {
 	return string(buf[:max(n, 0)]), err
 }
 
-// node is a file to set attributes of: an open one, or, where it must not be opened, a
-// name in an open directory.
+// node identifies a file whose attributes are set: an open one, or, if it must not be
+// opened, a name in an open directory.
 type node struct {
 	dir  *os.File
-	name string // "": dir itself, which may be any file
+	name string // "": dir itself, which may be any kind of file
 }
 
 func fdNode(f *os.File) node               { return node{f, ""} }
@@ -623,7 +622,7 @@ func (n node) flags() int {
 	return unix.AT_SYMLINK_NOFOLLOW
 }
 
-// chmod is not for symbolic links, whose mode means nothing.
+// chmod is not for symbolic links, which have no mode.
 func (n node) chmod(mode uint32) error {
 	if n.name == "" {
 		return unix.Fchmod(n.fd(), mode)
@@ -631,7 +630,7 @@ func (n node) chmod(mode uint32) error {
 	return unix.Fchmodat(n.fd(), n.name, mode, 0)
 }
 
-// path is for the calls that know no directory descriptors.
+// path is for system calls without a variant for directory descriptors.
 func (n node) path() string {
 	p := fmt.Sprintf("/proc/self/fd/%d", n.fd())
 	if n.name != "" {
@@ -676,7 +675,7 @@ func (n node) removeXattr(name string) error {
 	return unix.Lremovexattr(n.path(), name)
 }
 
-// read calls get with room enough.
+// read calls get with a buffer that is large enough.
 func (node) read(get func([]byte) (int, error)) ([]byte, error) {
 	for size := 256; ; size *= 4 {
 		buf := make([]byte, size)

@@ -19,35 +19,35 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// mounter makes the directory of an export appear on this machine, and opens it. Both
-// methods may block as long as the server likes.
+// mounter mounts an export on this machine, and opens its root. Both methods may block
+// for as long as the server does not respond.
 type mounter interface {
 	Mount(e export) (*os.Root, error)
 	Unmount(e export) error
 }
 
-// exports are the mounts that the controller itself works in: one for each export,
-// however many calls use it, for as long as one does and a little longer.
+// exports are the controller's own mounts: one per export, shared by all calls that use
+// it, and unmounted some time after the last one.
 type exports struct {
 	mounter mounter
 	linger  time.Duration // how long a mount outlives its last user
 	log     *slog.Logger
 
-	askFor     func(*os.File) error // these are each share's
-	lockWithin time.Duration
+	tryLock     func(*os.File) error // passed on to each share
+	lockTimeout time.Duration
 
 	mu     sync.Mutex
 	open   map[export]*mounted
 	shares map[string]*share
-	over   bool // after Close
+	closed bool
 }
 
 type mounted struct {
 	export
 	all *exports
 
-	// turn is held by whoever mounts or unmounts, opens or closes, which may take long.
-	turn sync.Mutex
+	// mountMu serialises mounting, opening, closing and unmounting, which may block.
+	mountMu sync.Mutex
 	// The rest is guarded by exports.mu.
 	users int
 	store *store // nil while there is no user
@@ -55,25 +55,25 @@ type mounted struct {
 }
 
 func newExports(m mounter, linger time.Duration, log *slog.Logger) *exports {
-	return &exports{mounter: m, linger: linger, log: log, askFor: lockFile, lockWithin: 20 * time.Second, open: map[export]*mounted{}, shares: map[string]*share{}}
+	return &exports{mounter: m, linger: linger, log: log, tryLock: lockFile, lockTimeout: 20 * time.Second, open: map[export]*mounted{}, shares: map[string]*share{}}
 }
 
-// Use runs fn with the store of the export, which is mounted if it is not, and
-// mounted anew if its handles are stale: the server was set up again. It blocks as
-// long as the server likes; call it from servers.Do.
+// Use runs fn with the store of the export, mounts the export if necessary, and mounts
+// it again if its file handles are stale (ESTALE). It may block
+// for as long as the server does not respond; call it from servers.Do.
 func (x *exports) Use(e export, fn func(*store) error) error {
 	for try := 1; ; try++ {
 		err := x.use(e, fn)
 		if !errors.Is(err, syscall.ESTALE) || try == 3 {
 			return err
 		}
-		x.log.Warn("the export's handles are stale; mounting it again", "export", e.String(), "error", err)
+		x.log.Warn("stale file handle; remounting the export", "export", e.String(), "error", err)
 	}
 }
 
 func (x *exports) use(e export, fn func(*store) error) error {
 	m := x.get(e)
-	defer m.release() // when fn panics, too
+	defer m.release() // even if fn panics
 	s, err := m.acquire()
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (x *exports) use(e export, fn func(*store) error) error {
 	return fn(s)
 }
 
-// get counts the caller as a user.
+// get returns the export's mount and counts the caller as a user.
 func (x *exports) get(e export) *mounted {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -97,11 +97,11 @@ func (x *exports) get(e export) *mounted {
 	return m
 }
 
-// acquire mounts the export for the first of its users. The mounter finds out
-// whether it is mounted already and alive.
+// acquire mounts the export for the first of its users. The mounter checks whether
+// it is already mounted, and healthy.
 func (m *mounted) acquire() (*store, error) {
-	m.turn.Lock()
-	defer m.turn.Unlock()
+	m.mountMu.Lock()
+	defer m.mountMu.Unlock()
 	m.all.mu.Lock()
 	s := m.store
 	m.all.mu.Unlock()
@@ -125,16 +125,16 @@ func (x *exports) share(e export) *share {
 	defer x.mu.Unlock()
 	s := x.shares[e.String()]
 	if s == nil {
-		s = &share{askFor: x.askFor, lockWithin: x.lockWithin}
+		s = &share{tryLock: x.tryLock, lockTimeout: x.lockTimeout}
 		x.shares[e.String()] = s
 	}
 	return s
 }
 
-// release closes what keeps the mount busy once the last user has gone.
+// release closes the store, which keeps the mount busy, after the last user.
 func (m *mounted) release() {
-	m.turn.Lock()
-	defer m.turn.Unlock()
+	m.mountMu.Lock()
+	defer m.mountMu.Unlock()
 	x := m.all
 	x.mu.Lock()
 	m.users--
@@ -145,15 +145,15 @@ func (m *mounted) release() {
 	}
 	x.mu.Unlock()
 	if last != nil {
-		last.close() // without mu: it may have to ask the server
+		last.close() // without mu: it may send a request to the server
 	}
 }
 
-// unmountIfIdle unmounts what nobody uses. What is busy all the same is tried again. A
-// timer may be late: by then the export may be another one's to mount and unmount.
+// unmountIfIdle unmounts an export without users, and retries later if it is busy. The
+// timer may fire late, when the export has been unmounted and mounted again.
 func (m *mounted) unmountIfIdle() {
-	m.turn.Lock()
-	defer m.turn.Unlock()
+	m.mountMu.Lock()
+	defer m.mountMu.Unlock()
 	x := m.all
 	x.mu.Lock()
 	idle := m.users == 0 && x.open[m.export] == m
@@ -165,25 +165,25 @@ func (m *mounted) unmountIfIdle() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
-	case m.users > 0: // who waits for the turn mounts it again
+	case m.users > 0: // a user that waits for mountMu mounts it again
 	case err == nil:
 		delete(x.open, m.export)
-	case x.over:
-		x.log.Warn("unmount an export that nobody uses; the next start tries again", "export", m.String(), "error", err)
+	case x.closed:
+		x.log.Warn("unmount idle export; retried at the next start", "export", m.String(), "error", err)
 	default:
-		x.log.Warn("unmount an export that nobody uses; it is tried again", "export", m.String(), "error", err)
+		x.log.Warn("unmount idle export; will retry", "export", m.String(), "error", err)
 		m.idle = time.AfterFunc(max(x.linger, time.Second), m.unmountIfIdle)
 	}
 }
 
-// Close waits a little for those who use an export, and unmounts what nobody uses any
-// more. What still hangs stays, and is unmounted at the next start.
+// Close waits up to 2 seconds for the users of exports, and unmounts the idle ones.
+// A blocked one stays mounted, and is unmounted at the next start.
 func (x *exports) Close() {
 	for end := time.Now().Add(2 * time.Second); x.used() && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	x.mu.Lock()
-	x.over = true
+	x.closed = true
 	var idle []*mounted
 	for _, m := range x.open {
 		if m.users == 0 && m.idle.Stop() {
@@ -202,13 +202,13 @@ func (x *exports) Close() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(closeWithin):
-		x.log.Warn("exports are still mounted whose server does not answer; the next start unmounts them")
+	case <-time.After(closeTimeout):
+		x.log.Warn("exports of unresponsive servers are still mounted; the next start unmounts them")
 	}
 }
 
-// closeWithin is less than a pod gets to end.
-const closeWithin = 15 * time.Second
+// closeTimeout is shorter than a pod's termination grace period.
+const closeTimeout = 15 * time.Second
 
 func (x *exports) used() bool {
 	x.mu.Lock()
@@ -237,18 +237,18 @@ func (x *exports) Snapshot() []exportRow {
 	return rows
 }
 
-// nfsMounts mounts exports below a directory of its own.
+// nfsMounts mounts exports below its own directory.
 type nfsMounts struct {
-	dir      string
-	fsType   string
-	patience time.Duration
-	ops      *nodeops.Node
-	lock     *os.File
+	dir     string
+	fsType  string
+	timeout time.Duration
+	ops     *nodeops.Node
+	lock    *os.File
 }
 
-// newNFSMounts unmounts what an earlier process left behind. The directory is this
-// process's until Close: another one would unmount what it works in.
-func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duration, ops *nodeops.Node, log *slog.Logger) (*nfsMounts, error) {
+// newNFSMounts unmounts what an earlier process left mounted. It locks the directory
+// until Close: another process would unmount this one's exports.
+func newNFSMounts(ctx context.Context, dir, fsType string, timeout time.Duration, ops *nodeops.Node, log *slog.Logger) (*nfsMounts, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -258,7 +258,7 @@ func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duratio
 	}
 	if err := lockFile(lock); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("-mount-dir %s is used by another process, maybe: %w", dir, err)
+		return nil, fmt.Errorf("lock -mount-dir %s, which another process may use: %w", dir, err)
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "export-*"))
 	if err != nil {
@@ -268,15 +268,15 @@ func newNFSMounts(ctx context.Context, dir, fsType string, patience time.Duratio
 	var all sync.WaitGroup
 	for _, path := range left {
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, patience)
+			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
 			if err := ops.Unpublish(ctx, filepath.Base(path), path); err != nil {
-				log.Warn("unmount what an earlier process left", "path", path, "error", err)
+				log.Warn("unmount an earlier process's mount", "path", path, "error", err)
 			}
 		})
 	}
 	all.Wait()
-	return &nfsMounts{dir, fsType, patience, ops, lock}, nil
+	return &nfsMounts{dir, fsType, timeout, ops, lock}, nil
 }
 
 func (m *nfsMounts) Close() error { return m.lock.Close() }
@@ -285,12 +285,12 @@ func (m *nfsMounts) path(e export) string {
 	return filepath.Join(m.dir, "export-"+digest(e.String()+"#"+e.Options))
 }
 
-// Mount needs no lock: nodeops finds what is mounted, compares it, and replaces it
-// if it is dead. Something else in this driver's own place is what an earlier process
-// left, and goes.
+// Mount needs no lock: nodeops compares what is mounted, and replaces it if it is
+// stale. A different mount in this driver's directory is from an earlier process, and is
+// unmounted.
 func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	path := m.path(e)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*m.patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*m.timeout)
 	defer cancel()
 	share := nodeops.SharePublish{
 		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
@@ -304,7 +304,7 @@ func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 		}
 	}
 	switch status.Code(err) {
-	case codes.Internal, codes.NotFound: // the helper's answer, and nothing is mounted
+	case codes.Internal, codes.NotFound: // the helper failed, and nothing is mounted
 		return nil, fmt.Errorf("mount %s: %w: %w", e, errRefused, err)
 	}
 	if err != nil {
@@ -313,8 +313,8 @@ func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	return openMounted(path)
 }
 
-// openMounted opens what is mounted at a path. If that is nothing, because somebody took it
-// away this moment, volumes must not be made on the disk of this machine.
+// openMounted opens the mount at a path. If there is none, because another process
+// unmounted it concurrently, it fails: volumes must not be created on the local disk.
 func openMounted(path string) (*os.Root, error) {
 	below, err := os.OpenRoot(filepath.Dir(path))
 	if err != nil {
@@ -333,13 +333,13 @@ func openMounted(path string) (*os.Root, error) {
 }
 
 func (m *nfsMounts) Unmount(e export) error {
-	ctx, cancel := context.WithTimeout(context.Background(), m.patience)
+	ctx, cancel := context.WithTimeout(context.Background(), m.timeout)
 	defer cancel()
 	return m.ops.Unpublish(ctx, e.String(), m.path(e))
 }
 
-// localDirs stands in for servers: an export is a directory. It is for tests and
-// demonstrations on one machine.
+// localDirs replaces servers by local directories, for tests and demonstrations on one
+// machine.
 type localDirs string
 
 func (l localDirs) Mount(e export) (*os.Root, error) {

@@ -12,17 +12,17 @@ import (
 	"unicode/utf8"
 )
 
-// export is a directory that an NFS server offers, and how the driver reaches it.
+// export is a directory that an NFS server exports, and how the driver reaches it.
 // It is comparable: equal exports share one mount.
 type export struct {
 	Server  string // host name in lower case, or IP address
 	Share   string // absolute path on the server
-	Options string // the mount options without which the server is not reached, such as "port=2050", sorted; mostly ""
+	Options string // the mount options needed to reach the server, such as "port=2050", sorted; usually ""
 }
 
 func (e export) String() string { return e.source("") }
 
-// source is what mount.nfs is given for a directory below the export.
+// source returns the mount source of a directory of the export.
 func (e export) source(subDir string) string {
 	server := e.Server
 	if strings.Contains(server, ":") {
@@ -47,17 +47,17 @@ const (
 	archiveDir onDelete = "archive"
 )
 
-// volumeRef is a volume ID taken apart: all that DeleteVolume needs, because it
-// gets no parameters.
+// volumeRef is a parsed volume ID. It has all that DeleteVolume needs, which gets no
+// parameters.
 type volumeRef struct {
 	export
 	SubDir   string // relative to the share
-	Digest   string // of the subDir, in its place where the ID is too short for that
-	Nonce    string // tells it from others that had the subDir; "" of a volume that is not made yet
+	Digest   string // of the subDir, in place of it if the ID would be too long
+	Nonce    string // distinguishes it from earlier volumes with the subDir; "" of a volume that is not created yet
 	OnDelete onDelete
 }
 
-// key is what the records of the volume are called.
+// key returns the file name of the volume's records.
 func (r volumeRef) key() string {
 	if r.Digest != "" {
 		return r.Digest
@@ -65,42 +65,41 @@ func (r volumeRef) key() string {
 	return digest(r.SubDir)
 }
 
-// isAt reports whether a source is that of the volume, of which only the digest may be known.
+// isAt reports whether a mount source is the volume's, of which only the digest may be known.
 func (r volumeRef) isAt(source string) bool {
 	subDir, ok := strings.CutPrefix(source, strings.TrimSuffix(r.source(""), "/")+"/")
 	return ok && digest(subDir) == r.key()
 }
 
-// place tells volumes apart that may be there at once, for locks.
+// place identifies the volume's directory, for locks.
 func (r volumeRef) place() string { return r.export.String() + separator + r.key() }
 
-// snapshotRef is a snapshot ID taken apart.
+// snapshotRef is a parsed snapshot ID.
 type snapshotRef struct {
 	export
 	Key   string // 32 hexadecimal digits, derived from the name
-	Nonce string // as a volume's
+	Nonce string // as in volumeRef
 }
 
-// place is a volume's place, for snapshots.
+// place identifies the snapshot's directory, for locks.
 func (r snapshotRef) place() string { return r.export.String() + separator + r.Key }
 
-// The IDs are their fields in a fixed order, behind a word that names kind and
-// version:
+// An ID consists of a prefix for kind and version, and the fields in a fixed order:
 //
 //	vol1#server#/share#sub/dir#ABCDEFGHIJKLM#delete[#options]
 //	vol1d#server#/share#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM#delete[#options]
 //	snap1#server#/share#0123456789abcdef0123456789abcdef#ABCDEFGHIJKLM[#options]
 //
-// The second one is for a subDir that has no room in the first: its digest is enough to
-// find the record, and a node has the subDir in the volume's attributes.
+// The second form is for a subDir that does not fit into the first: its digest suffices
+// to find the record, and a node has the subDir in the volume's attributes.
 //
-// All but the nonce follows from what was asked for, and finds the record. The nonce is
-// new each time that something is made, and the record has to have the same: a call that
-// comes late, for what was deleted, never hits what was made anew in its place. A
-// node does not see the records. It mounts what is at the path.
+// All fields except the nonce follow from the request, and locate the record. Each
+// creation has a new nonce, and the record must contain the same one: a late call for
+// a deleted volume never affects a volume that was created in its place. A node does not
+// read the records. It mounts what is at the path.
 //
-// A text is an ID only if it is what the encoder makes of its fields: there are no
-// two spellings of a path, and none that leads elsewhere.
+// A text is an ID only if it equals what the encoder returns for its fields: a path has
+// only one spelling, and cannot leave the export.
 const (
 	volumeKind   = "vol1"
 	digestKind   = "vol1d"
@@ -114,7 +113,7 @@ const (
 
 func newNonce() string { return rand.Text()[:nonceLength] }
 
-// nonceOf returns that of a good ID.
+// nonceOf returns the nonce of a valid ID.
 func nonceOf(id string) string { return strings.Split(id, separator)[nonceField] }
 
 func (r volumeRef) encode() string {
@@ -153,7 +152,7 @@ func parseVolumeID(id string) (volumeRef, error) {
 		return volumeRef{}, err
 	}
 	if r.encode() != id {
-		return volumeRef{}, fmt.Errorf("%q is not how this driver writes a volume ID", id)
+		return volumeRef{}, fmt.Errorf("%q is not in the canonical form of a volume ID", id)
 	}
 	return r, nil
 }
@@ -168,20 +167,20 @@ func parseSnapshotID(id string) (snapshotRef, error) {
 		return snapshotRef{}, err
 	}
 	if !digestText.MatchString(r.Key) || r.encode() != id {
-		return snapshotRef{}, fmt.Errorf("%q is not how this driver writes a snapshot ID", id)
+		return snapshotRef{}, fmt.Errorf("%q is not in the canonical form of a snapshot ID", id)
 	}
 	return r, nil
 }
 
 // splitID returns n+1 fields, the last of which, the options, may be empty. The nonce
-// is a good one.
+// is valid.
 func splitID(id, kind string, n int) ([]string, error) {
 	fields := strings.Split(id, separator)
 	if len(id) > maxID || fields[0] != kind || len(fields) < n || len(fields) > n+1 {
-		return nil, fmt.Errorf("%.*q is not an ID of this driver, which begin with %s#server#/share#", maxID, id, kind)
+		return nil, fmt.Errorf("%.*q is not an ID of this driver: want %s#server#/share#...", maxID, id, kind)
 	}
 	if !nonceText.MatchString(fields[nonceField]) {
-		return nil, fmt.Errorf("%q has the nonce %q: want %d characters of A to Z and 2 to 7", id, fields[nonceField], nonceLength)
+		return nil, fmt.Errorf("%q has the nonce %q: want %d characters from A to Z and 2 to 7", id, fields[nonceField], nonceLength)
 	}
 	return append(fields, "")[:n+1], nil
 }
@@ -221,52 +220,52 @@ func (e export) check() error {
 		return err
 	}
 	if want, err := essentialOptions(e.options()); err != nil || want != e.Options {
-		return fmt.Errorf("mount options %q: want some of %s, sorted", e.Options, strings.Join(essential, ", "))
+		return fmt.Errorf("mount options %q: want only %s, sorted", e.Options, strings.Join(essential, ", "))
 	}
 	return nil
 }
 
 func checkShare(share string) error {
 	if !path.IsAbs(share) || path.Clean(share) != share {
-		return fmt.Errorf("share %q: want an absolute path without '..', '.' and empty parts", share)
+		return fmt.Errorf("share %q: want an absolute path without '..', '.' and empty components", share)
 	}
 	return checkText("share", share)
 }
 
 const (
-	maxSubDir = 1000 // servers and mount.nfs take little more
+	maxSubDir = 1000 // servers and mount.nfs accept little more
 	maxName   = 255
 )
 
-// checkSubDir accepts a relative path whose every part is a name of its own.
+// checkSubDir accepts a relative path without empty, '.' and '..' components.
 func checkSubDir(subDir string) error {
 	if len(subDir) > maxSubDir {
-		return fmt.Errorf("subDir %.20q...: has %d bytes, and %d are allowed", subDir, len(subDir), maxSubDir)
+		return fmt.Errorf("subDir %.20q...: has %d bytes, the limit is %d", subDir, len(subDir), maxSubDir)
 	}
 	for part := range strings.SplitSeq(subDir, "/") {
 		switch {
 		case part == "":
-			return fmt.Errorf("subDir %q: has an empty part", subDir)
+			return fmt.Errorf("subDir %q: has an empty component", subDir)
 		case len(part) > maxName:
-			return fmt.Errorf("subDir %.20q...: has a part of %d bytes, and a file system takes %d", part, len(part), maxName)
+			return fmt.Errorf("subDir %.20q...: has a component of %d bytes, the limit is %d", part, len(part), maxName)
 		case part == "." || part == "..":
-			return fmt.Errorf("subDir %q: has the part %q", subDir, part)
+			return fmt.Errorf("subDir %q: has the component %q", subDir, part)
 		case strings.HasPrefix(part, storeName):
-			return fmt.Errorf("subDir %q: names that begin with %s are the driver's own", subDir, storeName)
+			return fmt.Errorf("subDir %q: names that begin with %s are reserved", subDir, storeName)
 		}
 	}
 	return checkText("subDir", subDir)
 }
 
-// checkText refuses what would end a field of an ID, or be read in two ways in a log
-// or by a server.
+// checkText refuses characters that would end a field of an ID, or that are ambiguous in
+// a log or for a server.
 func checkText(what, s string) error {
 	if !utf8.ValidString(s) {
 		return fmt.Errorf("%s %q: is not UTF-8", what, s)
 	}
 	for _, r := range s {
 		if r == '#' || r == '\\' || !unicode.IsPrint(r) {
-			return fmt.Errorf("%s %q: has the character %q", what, s, r)
+			return fmt.Errorf("%s %q: contains the character %q", what, s, r)
 		}
 	}
 	return nil

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// A list goes through the exports that are known, in order, and in each through the
-// records in the order of their names. Its token is the ID of the last one of a page,
-// which stays good when others come and go, this one included.
+// A list iterates over the known exports in order, and in each over the records in the
+// order of their names. Its token is the last ID of a page, and stays valid when volumes
+// are created or deleted, including that one.
 
-// compareExports orders by the place and not by the options.
+// compareExports compares server and share, but not the options.
 func compareExports(a, b export) int {
 	return cmp.Or(cmp.Compare(a.Server, b.Server), cmp.Compare(a.Share, b.Share))
 }
@@ -69,11 +69,11 @@ func list[T any](ctx context.Context, b *dirBackend, op, dir string, after place
 		if compareExports(e, after.export) == 0 {
 			from = after.key
 		}
-		more := 0 // one more than the page takes tells that there are more
+		more := 0 // one more than fits the page shows whether there is a next page
 		if limit > 0 {
 			more = limit + 1 - len(page)
 		}
-		part, err := look(ctx, b, e, fmt.Sprintf("%s %s, %d after %q", op, e, more, from), func(s *store) ([]T, error) {
+		part, err := queryStore(ctx, b, e, fmt.Sprintf("%s %s, %d after %q", op, e, more, from), func(s *store) ([]T, error) {
 			return listExport(s, dir, from, more, read)
 		})
 		if err != nil {
@@ -88,8 +88,8 @@ func list[T any](ctx context.Context, b *dirBackend, op, dir string, after place
 	return page, "", nil
 }
 
-// listExport leaves out records that cannot be read, which are logged, because one of
-// them must not hide all the others.
+// listExport logs and omits corrupt records, because one of them must not hide all the
+// others.
 func listExport[T any](s *store, dir, after string, limit int, read func(*store, string) (T, error)) ([]T, error) {
 	if err := s.open(); errors.Is(err, errNotFound) {
 		return nil, nil
@@ -109,7 +109,7 @@ func listExport[T any](s *store, dir, after string, limit int, read func(*store,
 		}
 		v, err := read(s, path.Join(dir, name))
 		if errors.Is(err, errDamaged) {
-			s.log.Error("left out of a list", "error", err)
+			s.log.Error("omit corrupt record from list", "error", err)
 			continue
 		}
 		if errors.Is(err, errNotFound) {

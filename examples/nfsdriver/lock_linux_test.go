@@ -81,7 +81,7 @@ func TestTwoMountsOfOneShare(t *testing.T) {
 		e := testExport
 		e.Options = "vers=4.2"
 		must(t, x.Use(e, func(b *store) error { return b.create() }))
-		return a.hold()
+		return a.acquireLock()
 	}))
 	wantShare(t, share)
 }
@@ -94,7 +94,7 @@ func TestGrace(t *testing.T) {
 		x := c.backend().exports
 		grace := make(chan struct{})
 		asked := 0
-		x.askFor = func(f *os.File) error {
+		x.tryLock = func(f *os.File) error {
 			asked++
 			<-grace
 			return lockFile(f)
@@ -105,7 +105,7 @@ func TestGrace(t *testing.T) {
 			refused(t, err, codes.Unavailable, "gives no lock")
 		}
 		synctest.Wait()
-		if took := time.Since(start); took != 2*x.lockWithin || asked != 1 {
+		if took := time.Since(start); took != 2*x.lockTimeout || asked != 1 {
 			t.Errorf("it took %v and was asked %d times", took, asked)
 		}
 		if row := c.backend().servers.row(t, "nas"); row.Breaker != "closed" || row.Hanging != 0 {

@@ -1,6 +1,6 @@
 // Command nfsdriver is a CSI driver for network shares, assembled from csikit's
 // packages: a directory on an NFS export for each volume, mounted into pods without
-// staging. It is an example to run, to read and to copy; README.md says what to
+// staging. It is an example to run, read and copy; README.md describes what to
 // change for storage of your own.
 package main
 
@@ -32,8 +32,8 @@ import (
 var version = "dev"
 
 func main() {
-	// The first signal drains, the second one kills: after the first the default
-	// action is back.
+	// The first signal drains, the second one kills, because after the first the default
+	// action is restored.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	context.AfterFunc(ctx, stop)
 	err := run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr)
@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 }
 
 func drive(ctx context.Context, cfg config, log *slog.Logger) error {
-	meters := otel.GetMeterProvider() // which tells nobody until a program sets one
+	meters := otel.GetMeterProvider() // a no-op until the program sets one
 	servers := newServers(cfg.serverTimeout)
 	if cfg.fsType != "nfs" {
 		servers.dial = nil
@@ -80,15 +80,15 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
 		return nodeops.New(nodeops.Config{
 			Logger: log, MeterProvider: meters, Unmount: unmount,
-			HelperTimeout:   cfg.serverTimeout * 2 / 3, // it is killed before the server is given up, and nothing hangs
+			HelperTimeout:   cfg.serverTimeout * 2 / 3, // the helper is killed before the call to the server times out
 			UnmountPatience: cfg.serverTimeout / 3,
-			// A call that hangs costs a thread. There are more volumes of one server on a node
-			// than the default allows, and the others must not run out of it.
+			// A blocked call occupies a thread. A node may have more volumes of one server than
+			// the default limit, and calls for other servers must not exceed it.
 			Blocking: &blocking.Group{Limit: 1000},
 		})
 	}
 	if cfg.mode != "node" {
-		// Never by force: that takes the requests of pods which have the same export mounted.
+		// Never by force: that aborts requests of pods that have the same export mounted.
 		node, err := ops(nodeops.UnmountWait)
 		if err != nil {
 			return err
@@ -103,18 +103,18 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 			mounts = nfs
 		}
 		exports := newExports(mounts, time.Minute, log)
-		exports.lockWithin = cfg.serverTimeout * 2 / 3 // before the server is given up, which answers
+		exports.lockTimeout = cfg.serverTimeout * 2 / 3 // before the call times out, because the server does respond
 		defer exports.Close()
 		backend := newDirBackend(servers, exports, cfg.exports, log)
 		defer backend.Close()
 		backend.Recover()
 		opts = append(opts, csiserver.WithController(newController(backend, cfg.exports != nil)))
 		sections = append(sections, csiserver.Rows("exports", exports.Snapshot))
-	} else { // every process of a plugin reports the same
+	} else { // every process of a plugin has to report the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	}
 	if cfg.mode != "controller" {
-		// A pod that is gone must not be held by a server that is gone as well.
+		// An unresponsive server must not block the termination of its pods.
 		node, err := ops(nodeops.UnmountLazily)
 		if err != nil {
 			return err
@@ -151,8 +151,8 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
 }
 
-// lockPolicy lets CreateVolume and DeleteVolume of one place exclude each other, and those
-// of snapshots of one name: a request to create does not know the ID.
+// lockPolicy makes CreateVolume and DeleteVolume of one directory exclude each other, and
+// likewise those of snapshots with one name, because a request to create has no ID yet.
 func lockPolicy(method string, req any) []volumelock.Request {
 	keys := volumelock.DefaultPolicy(method, req)
 	add := func(kind volumelock.Kind, place string) {
@@ -179,8 +179,8 @@ func lockPolicy(method string, req any) []volumelock.Request {
 	return keys
 }
 
-// serve runs the server until ctx ends or it fails, and meanwhile the registration,
-// which never ends by itself.
+// serve runs the server and the registration until ctx ends or the server fails. The
+// registration only ends with its context.
 func serve(ctx context.Context, register, server func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -191,18 +191,18 @@ func serve(ctx context.Context, register, server func(context.Context) error) er
 	return errors.Join(err, <-registered)
 }
 
-// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
-// them.
+// serveHTTP serves /healthz, /readyz and /debug. If that fails later, CSI is still
+// served.
 func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
 	lis, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("-http: %w", err)
 	}
-	log.Info("serving health", "http", lis.Addr().String())
+	log.Info("serving health and debug pages", "http", lis.Addr().String())
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
 		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("health is no longer served", "error", err)
+			log.Error("stopped serving health and debug pages", "error", err)
 		}
 	}()
 	return func() { srv.Close() }, nil

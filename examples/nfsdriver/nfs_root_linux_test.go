@@ -438,7 +438,7 @@ func (x *faulty) healthy(when string) {
 
 // call begins calls for the server that has a fault.
 func (x *faulty) call() {
-	x.patience = 10 * time.Minute
+	x.timeout = 10 * time.Minute
 	x.pending = map[string]chan error{}
 	for what, do := range map[string]func() error{
 		"create":                    func() error { _, err := x.create("pvc-3"); return err },
@@ -505,7 +505,7 @@ func TestNFSKills(t *testing.T) {
 	}
 	driver := start()
 	c := newCO(t, endpoint, classOf(s, "share"))
-	c.patience = 20 * time.Second // a call that the driver died with is not waited for
+	c.timeout = 20 * time.Second // a call that the driver died with is not waited for
 	c.graceful()
 	done := make(chan error, 3)
 	for pod := range cap(done) {

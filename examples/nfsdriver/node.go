@@ -11,15 +11,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// nodeServer is the node service: find out what to mount and how, let nodeops do it.
-// It needs neither the controller nor the records on the server, and nothing of the
-// volume but its path to take it down.
+// nodeServer is the node service: it determines what to mount and how, and nodeops mounts
+// it. It needs neither the controller nor the records on the server, and to unpublish a
+// volume only its path.
 type nodeServer struct {
 	csi.UnimplementedNodeServer
 	nodeID     string
 	maxVolumes int64
-	known      []export // of volumes; nil: any
-	inline     []export // of those that pods bring along
+	known      []export // allowed for volumes; nil: any
+	inline     []export // allowed for inline volumes
 	fsType     string
 	servers    *servers
 	ops        *nodeops.Node
@@ -69,12 +69,12 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	return &csi.NodePublishVolumeResponse{}, nil
 }
 
-// inlineID is what kubelet calls the volumes that a pod brings along. It says so itself
-// only where CSIDriver has podInfoOnMount, and a pod may say anything.
+// inlineID matches the IDs that kubelet generates for inline volumes. The ephemeral key
+// is only present if CSIDriver has podInfoOnMount, and a pod can set any attribute.
 var inlineID = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// shareOf finds what to mount, and whether it may be. A pod may only name an export that is
-// listed for that, and how that is reached says the list.
+// shareOf returns what to mount, or an error if that is not allowed. An inline volume may
+// only be on an export of -inline-exports, which also has the options to reach it.
 func (n *nodeServer) shareOf(id string, attributes map[string]string, flags []string) (volumeRef, error) {
 	ref, err := shareOf(id, attributes, flags)
 	if err != nil {
@@ -89,12 +89,12 @@ func (n *nodeServer) shareOf(id string, attributes map[string]string, flags []st
 			return ref, nil
 		}
 	}
-	return ref, fmt.Errorf("the export %s is not one of -inline-exports, and a volume that a pod brings along may be on no other one", ref.export)
+	return ref, fmt.Errorf("the export %s is not one of -inline-exports, and inline volumes are only allowed on those", ref.export)
 }
 
-// shareOf finds what to mount. A volume of this driver has it in its ID; one that an
-// administrator made a PersistentVolume for, and one that a pod brings along, in
-// its attributes: server, share and maybe subDir.
+// shareOf returns what to mount. A volume of this driver has it in its ID; a
+// PersistentVolume created by an administrator, and an inline volume, have it in their
+// attributes: server, share and optionally subDir.
 func shareOf(id string, attributes map[string]string, flags []string) (volumeRef, error) {
 	if err := knownKeys("volume_context", attributes, []string{paramServer, paramShare, paramSubDir, attrMountOptions}); err != nil {
 		return volumeRef{}, err
@@ -107,7 +107,7 @@ func shareOf(id string, attributes map[string]string, flags []string) (volumeRef
 		if notOurs == nil {
 			notOurs = fmt.Errorf("the volume ID %q has no subDir", id)
 		}
-		return volumeRef{}, fmt.Errorf("%w; server, share and subDir of the volume have to be in its attributes", notOurs)
+		return volumeRef{}, fmt.Errorf("%w; the volume's attributes must have server, share and subDir", notOurs)
 	}
 	e, err := exportOf(attributes, flags)
 	if err != nil {
@@ -121,7 +121,7 @@ func shareOf(id string, attributes map[string]string, flags []string) (volumeRef
 	}
 	if notOurs == nil {
 		if ref.Server != given.Server || ref.Share != given.Share || given.SubDir == "" || ref.key() != given.key() {
-			return volumeRef{}, fmt.Errorf("the attributes say %s, and the volume ID %q says otherwise", given.source(given.SubDir), id)
+			return volumeRef{}, fmt.Errorf("the attributes refer to %s, which is not the volume of the ID %q", given.source(given.SubDir), id)
 		}
 		ref.SubDir = given.SubDir
 		return ref, nil
@@ -136,11 +136,11 @@ func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpub
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// NodeGetVolumeStats tells about the export and not about the volume: NFS knows no more.
+// NodeGetVolumeStats reports the usage of the export, because NFS has none of the volume.
 func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	ref, notOurs := parseVolumeID(req.GetVolumeId())
 	if notOurs == nil {
-		// One question hangs as well as a hundred: while the server is left alone, it gets none.
+		// No statfs while the breaker is open: each one would block on the server.
 		if err := n.servers.Allow(ref.Server); err != nil {
 			return nil, err
 		}
@@ -150,7 +150,7 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 		return nil, err
 	}
 	if notOurs == nil && !ref.isAt(s.Source) {
-		return nil, status.Errorf(codes.NotFound, "volume %s is not at %s: what is mounted there is %s", req.GetVolumeId(), req.GetVolumePath(), s.Source)
+		return nil, status.Errorf(codes.NotFound, "volume %s is not mounted at %s, but %s is", req.GetVolumeId(), req.GetVolumePath(), s.Source)
 	}
 	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
 		Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes,
@@ -163,7 +163,7 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 	return resp, nil
 }
 
-// readerOnly: whoever may only read gets a mount that is read-only.
+// readerOnly reports whether the access mode requires a read-only mount.
 func readerOnly(c *csi.VolumeCapability) bool {
 	switch c.GetAccessMode().GetMode() {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
@@ -172,8 +172,8 @@ func readerOnly(c *csi.VolumeCapability) bool {
 	return false
 }
 
-// exclusive: these modes let a volume be published once on its node (the table at
-// NodePublishVolume in the spec).
+// exclusive reports whether the access mode allows only one target path on the node (the
+// table at NodePublishVolume in the spec).
 func exclusive(c *csi.VolumeCapability) bool {
 	switch c.GetAccessMode().GetMode() {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,

@@ -6,26 +6,26 @@ import (
 	"strings"
 )
 
-// Mount options come from two places. Those of the StorageClass or the
-// PersistentVolume (mountOptions) are an administrator's: everything is passed on
-// that cannot lead the mount elsewhere. Those in a volume's attributes may be
-// those of whoever writes a pod: of them, only what is known to be harmless is
-// taken. nosuid and nodev are always set: what another client of the server left
-// there as root must not become root, or a disk, on this node. An administrator
-// who wants otherwise says suid or dev. mount.nfs tries once, and not for two minutes:
-// the CO repeats the call, and is told why.
+// Mount options come from two sources. Those of the StorageClass or the
+// PersistentVolume (mountOptions) are set by an administrator: all are passed on,
+// except those that would mount something else. Those in a volume's attributes may be
+// set by the author of a pod: only options known to be harmless are accepted.
+// nosuid and nodev are always set: a set-user-ID program or a device node that another
+// client created as root on the server must not work on this node. An administrator
+// overrides them with suid or dev. retry=0 makes mount.nfs try once instead of for two
+// minutes: the CO retries the call, and gets the error.
 var always = []string{"nosuid", "nodev", "retry=0"}
 
-// essential are the options without which a server may not be reached. They are a
-// part of the volume ID, because DeleteVolume has no other way to know them.
+// essential are the options that may be needed to reach a server. They are part of the
+// volume ID, because DeleteVolume has no other way to get them.
 var essential = []string{"minorversion", "mountport", "mountproto", "mountvers", "port", "proto", "sec", "vers"}
 
-// elsewhere are the options that make the kernel talk to another server than the one
+// redirecting are the options that make the kernel use another server than the one
 // in the volume ID, or mount something else. nodeops refuses more: bind, remount
-// and whatever else does not make one new mount, and bg.
-var elsewhere = []string{"addr", "clientaddr", "mountaddr", "mounthost", "mountprog", "nfsprog", "source"}
+// and others that do not create exactly one new mount, and bg.
+var redirecting = []string{"addr", "clientaddr", "mountaddr", "mounthost", "mountprog", "nfsprog", "source"}
 
-// harmless is what a volume's attributes may ask for. How the server is reached is not.
+// harmless are the options allowed in a volume's attributes. Those that affect how the server is reached are not.
 var harmless = []string{
 	"ro", "rw", "nosuid", "nodev", "noexec", "exec", "noatime", "atime", "relatime", "nodiratime", "diratime",
 	"hard", "soft", "softerr", "timeo", "retrans", "retry", "rsize", "wsize", "nconnect", "max_connect",
@@ -34,15 +34,15 @@ var harmless = []string{
 	"resvport", "noresvport", "sync", "async", "_netdev",
 }
 
-// groups are options of which one at the most can be meant; what is not in one
-// contradicts only another value of itself and its own negation.
+// groups are sets of mutually exclusive options; an option that is in none only
+// contradicts another value of itself.
 var groups = map[string]string{
 	"rw": "ro", "soft": "hard", "softerr": "hard", "async": "sync", "relatime": "noatime", "atime": "noatime",
 	"sharecache": "nosharecache", "resvport": "noresvport", "rdirplus": "nordirplus", "ac": "noac", "cto": "nocto",
 	"lock": "nolock", "acl": "noacl", "exec": "noexec", "suid": "nosuid", "dev": "nodev", "diratime": "nodiratime",
 }
 
-// canonical gives an option its one name.
+// canonical returns the canonical name of an option, and its value.
 func canonical(option string) (key, value string) {
 	key, value, _ = strings.Cut(option, "=")
 	if key == "nfsvers" {
@@ -54,10 +54,10 @@ func canonical(option string) (key, value string) {
 	return key, value
 }
 
-// withVersion says which version it is to be, if nobody did: the newest of 4 that both
-// sides know. Left alone, mount.nfs takes many a refusal (no such directory, an export
-// that was withdrawn) for a reason to try version 3: it waits ten seconds for an rpc.statd
-// that nodes do not run, and then complains about that.
+// withVersion adds vers=4, the newest minor version that both sides support, unless the
+// options have a version. Without one, mount.nfs falls back to version 3 after many
+// errors (no such directory, an export that was withdrawn): it waits ten seconds for an
+// rpc.statd that nodes do not run, and reports only that.
 func withVersion(options []string) []string {
 	if slices.ContainsFunc(options, func(o string) bool { key, _ := canonical(o); return key == "vers" }) {
 		return options
@@ -65,8 +65,8 @@ func withVersion(options []string) []string {
 	return append(options, "vers=4")
 }
 
-// splitOptions takes lists of options apart: "vers=4.1,hard" is two. What is
-// quoted, as security labels are, stays whole.
+// splitOptions splits lists of options: "vers=4.1,hard" is two. A quoted value, such as
+// a security label, is not split.
 func splitOptions(lists []string) []string {
 	var all []string
 	for _, list := range lists {
@@ -86,14 +86,14 @@ func splitOptions(lists []string) []string {
 	return all
 }
 
-// mountOptions is what a volume is mounted with on a node, or why not: first what is
-// essential for the export, then the administrator's options, then the
-// attributes'. Of two that contradict each other neither is chosen.
+// mountOptions returns the options for mounting a volume on a node: the fixed ones, then
+// the essential ones of the export, then the administrator's, then the attributes'. Options
+// that contradict each other are an error.
 func mountOptions(e export, admin []string, attributes string) ([]string, error) {
 	admin = splitOptions(admin)
 	for _, option := range admin {
-		if key, _ := canonical(option); slices.Contains(elsewhere, key) {
-			return nil, fmt.Errorf("mount option %s: would mount from somewhere else than the volume says; remove it", key)
+		if key, _ := canonical(option); slices.Contains(redirecting, key) {
+			return nil, fmt.Errorf("mount option %s: would mount something other than the volume; remove it", key)
 		}
 	}
 	own := splitOptions([]string{attributes})
@@ -122,7 +122,7 @@ func mountOptions(e export, admin []string, attributes string) ([]string, error)
 			}
 			before, twice := seen[group]
 			if twice && before.option != full {
-				return nil, fmt.Errorf("mount options: %s says %s, and %s says %s; remove one", before.where, shown(before.option), from.where, shown(full))
+				return nil, fmt.Errorf("mount options: %s has %s, but %s has %s; remove one", before.where, redact(before.option), from.where, redact(full))
 			}
 			if !twice {
 				seen[group] = origin{full, from.where}
@@ -133,8 +133,8 @@ func mountOptions(e export, admin []string, attributes string) ([]string, error)
 	return withVersion(merged), nil
 }
 
-// shown keeps values out of errors that are nobody's business, such as labels.
-func shown(option string) string {
+// redact omits values that must not appear in errors, such as security labels.
+func redact(option string) string {
 	key, _ := canonical(option)
 	if slices.Contains(harmless, key) || slices.Contains(essential, key) {
 		return option
@@ -142,7 +142,7 @@ func shown(option string) string {
 	return key
 }
 
-// essentialOptions picks and sorts those that belong to the export.
+// essentialOptions selects and sorts the options that are part of the export.
 func essentialOptions(options []string) (string, error) {
 	var picked []string
 	for _, option := range splitOptions(options) {
@@ -157,7 +157,7 @@ func essentialOptions(options []string) (string, error) {
 			}
 		}
 		if value == "" || strings.Trim(value, "0123456789abcdefghijklmnopqrstuvwxyz.:") != "" {
-			return "", fmt.Errorf("mount option %s: %q is not a value of it", key, value)
+			return "", fmt.Errorf("mount option %s: invalid value %q", key, value)
 		}
 		if !slices.Contains(picked, full) {
 			picked = append(picked, full)

@@ -23,7 +23,7 @@ const (
 	paramGroup       = "group"            // numeric group ID
 	paramCopyInUse   = "copyInUse"        // of a VolumeSnapshotClass, too: true or false (default)
 
-	// Attributes of volumes have the first three, and this one.
+	// A volume's attributes have the first three, and this one.
 	attrMountOptions = "mountOptions"
 
 	kubernetesPrefix = "csi.storage.k8s.io/"
@@ -32,17 +32,17 @@ const (
 
 var volumeParameters = []string{paramServer, paramShare, paramSubDir, paramOnDelete, paramPermissions, paramOwner, paramGroup, paramCopyInUse}
 
-// defaultPermissions lets any user of any pod write, as they can on a file system of
-// their own: what keeps others out is that they do not mount the volume.
+// defaultPermissions lets every user in a pod write, as on a file system of its own:
+// access is limited by which pods can mount the volume.
 const defaultPermissions = 0o777
 
-// access is who may use a volume's directory. What is not set is left as it
-// comes: as the driver makes it, or as the source of a copy has it.
+// access holds mode, owner and group of a volume's directory. An unset one stays as
+// the driver created it, or as in the source of a copy.
 type access struct {
 	Permissions, Owner, Group *uint32
 }
 
-// templateKeys are what a subDir may name, and where its value comes from: the
+// templateKeys maps the variables of a subDir to the keys of their values: the
 // metadata that external-provisioner adds with --extra-create-metadata.
 var templateKeys = map[string]string{
 	"pvc.metadata.name":      kubernetesPrefix + "pvc/name",
@@ -50,9 +50,9 @@ var templateKeys = map[string]string{
 	"pv.metadata.name":       kubernetesPrefix + "pv/name",
 }
 
-// planVolume reads the parameters of CreateVolume, and what follows from them and
-// the name alone: where the volume is, and so its ID but for the nonce. mountOptions are
-// those of the volume's capabilities.
+// planVolume parses the parameters of CreateVolume, and derives from them and the name
+// the volume's location, and so its ID except for the nonce. mountOptions are those of
+// the volume's capabilities.
 func planVolume(name string, parameters map[string]string, mountOptions []string) (volumeRef, access, error) {
 	var r volumeRef
 	var a access
@@ -75,7 +75,7 @@ func planVolume(name string, parameters map[string]string, mountOptions []string
 		return r, a, err
 	}
 	made := r
-	made.Nonce = newNonce() // all are of one length
+	made.Nonce = newNonce() // all have the same length
 	if n := len(made.encode()); n > maxID {
 		return r, a, fmt.Errorf("the volume ID would have %d bytes, and CSI allows %d: use a shorter server or share", n, maxID)
 	}
@@ -99,11 +99,11 @@ func planVolume(name string, parameters map[string]string, mountOptions []string
 	return r, a, nil
 }
 
-// exportOf reads where an export is, from parameters or from attributes.
+// exportOf returns the export that parameters or attributes describe.
 func exportOf(m map[string]string, mountOptions []string) (export, error) {
 	for _, key := range []string{paramServer, paramShare} {
 		if m[key] == "" {
-			return export{}, fmt.Errorf("%s is required: it says where the export is, as in server=nas.example.com, share=/srv/volumes", key)
+			return export{}, fmt.Errorf("%s is required: server and share locate the export, for example server=nas.example.com, share=/srv/volumes", key)
 		}
 	}
 	options, err := essentialOptions(mountOptions)
@@ -120,7 +120,7 @@ func exportOf(m map[string]string, mountOptions []string) (export, error) {
 
 var templatePart = regexp.MustCompile(`\$\{([^}]*)\}`)
 
-// copyInUse tells whether a copy may be made of what changes meanwhile.
+// copyInUse parses the parameter that allows copies of a source that changes during the copy.
 func copyInUse(parameters map[string]string) (bool, error) {
 	switch text := parameters[paramCopyInUse]; text {
 	case "", "false":
@@ -132,8 +132,8 @@ func copyInUse(parameters map[string]string) (bool, error) {
 	}
 }
 
-// expand fills a template. A value is one part of the path, or less: it cannot
-// lead out of where the template puts it.
+// expand expands a template. A value is one path component or a part of one, so it
+// cannot leave the directory in which the template puts it.
 func expand(template string, metadata map[string]string) (string, error) {
 	var bad error
 	out := templatePart.ReplaceAllStringFunc(template, func(match string) string {
@@ -142,25 +142,25 @@ func expand(template string, metadata map[string]string) (string, error) {
 		switch value := metadata[key]; {
 		case bad != nil:
 		case !ok:
-			bad = fmt.Errorf("subDir %q: there is no %s; what there is: %s", template, match, strings.Join(slices.Sorted(maps.Keys(templateKeys)), ", "))
+			bad = fmt.Errorf("subDir %q: unknown variable %s; known are %s", template, match, strings.Join(slices.Sorted(maps.Keys(templateKeys)), ", "))
 		case value == "":
-			bad = fmt.Errorf("subDir %q: %s is not known; give external-provisioner --extra-create-metadata", template, match)
+			bad = fmt.Errorf("subDir %q: %s has no value; run external-provisioner with --extra-create-metadata", template, match)
 		case strings.ContainsAny(value, "/${}") || value == "." || value == "..":
-			bad = fmt.Errorf("subDir %q: %s is %q, which is not a part of a path", template, match, value)
+			bad = fmt.Errorf("subDir %q: %s is %q, which is not a path component", template, match, value)
 		default:
 			return value
 		}
 		return ""
 	})
 	if bad == nil && strings.Contains(out, "${") {
-		bad = fmt.Errorf("subDir %q: a ${ without its }", template)
+		bad = fmt.Errorf("subDir %q: ${ without }", template)
 	}
 	return out, bad
 }
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,62}$`)
 
-// defaultSubDir is the volume's name where that makes a good one for a directory.
+// defaultSubDir returns the volume's name if it is a safe directory name, else one with its digest.
 func defaultSubDir(name string) string {
 	if plainName.MatchString(name) {
 		return name
@@ -168,7 +168,7 @@ func defaultSubDir(name string) string {
 	return "vol-" + digest(name)
 }
 
-// shorten makes a name of n bytes at most, by putting the digest in the place of its end.
+// shorten returns a name of at most n bytes, by replacing its end with its digest.
 func shorten(name string, n int) string {
 	if len(name) <= n {
 		return name
@@ -176,7 +176,7 @@ func shorten(name string, n int) string {
 	return truncate(name, n-33) + "-" + digest(name)
 }
 
-// digest makes a file name of what may hold anything.
+// digest returns a file name derived from an arbitrary text.
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:32]
@@ -195,7 +195,7 @@ func knownKeys(what string, m map[string]string, known []string) error {
 	return nil
 }
 
-// ownKeys leaves out the keys that Kubernetes' sidecars and kubelet add to
+// ownKeys omits the keys that Kubernetes' sidecars and kubelet add to
 // parameters and attributes.
 func ownKeys(m map[string]string) map[string]string {
 	own := map[string]string{}

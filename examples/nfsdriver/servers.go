@@ -19,20 +19,20 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// servers keeps a server that is gone from taking anything else along. Work runs per
-// server, on goroutines that a caller can leave; and a server that did not answer is
-// left alone for a while, by a circuit breaker: calls for it fail at once, and one
-// at a time tries whether it is back.
+// servers isolates an unresponsive server from the others. Operations run per server, on
+// goroutines that their callers need not wait for; and a server that did not respond has
+// an open circuit breaker for a while: calls for it fail immediately, and one at a time
+// tests whether it is back.
 type servers struct {
-	patience time.Duration // without progress for so long, a server does not answer
-	dial     func(ctx context.Context, address string) error
+	timeout time.Duration // without progress for so long, a server counts as unresponsive
+	dial    func(ctx context.Context, address string) error
 
 	mu     sync.Mutex
 	byName map[string]*server
 }
 
-func newServers(patience time.Duration) *servers {
-	return &servers{patience: patience, dial: dialTCP, byName: map[string]*server{}}
+func newServers(timeout time.Duration) *servers {
+	return &servers{timeout: timeout, dial: dialTCP, byName: map[string]*server{}}
 }
 
 func dialTCP(ctx context.Context, address string) error {
@@ -43,32 +43,32 @@ func dialTCP(ctx context.Context, address string) error {
 	return conn.Close()
 }
 
-// The breaker stays open for minRest after the first failure, for twice as long after
-// each trial that failed, and for maxRest at the most.
+// The breaker stays open for minBackoff after the first failure, for twice as long after
+// each failed trial, and for at most maxBackoff.
 const (
-	minRest = 2 * time.Second
-	maxRest = time.Minute
+	minBackoff = 2 * time.Second
+	maxBackoff = time.Minute
 )
 
-// server is one server's work and the state of its breaker.
+// server holds the operations on one server and the state of its breaker.
 type server struct {
 	name  string
 	group blocking.Group
 
 	mu       sync.Mutex
-	answered time.Time // when it last did
+	answered time.Time // time of its last response
 	failures int       // since then; 0: the breaker is closed
-	since    time.Time // of the first of them
-	rest     time.Time // until then nobody tries
-	trying   bool      // somebody does
+	since    time.Time // time of the first failure
+	retryAt  time.Time // no trial before
+	probing  bool      // a trial is in flight
 	last     error     // of the last failure
 	jobs     map[string]*job
 }
 
-// Do runs fn, or joins the run of an earlier call with the same key: it has to name
-// the whole work. It returns DEADLINE_EXCEEDED when ctx ends before the work does, and
-// when the work made no progress for as long as a server may take to answer; the
-// work goes on. fn gets no context because nobody can take back what it does.
+// Do runs fn, or joins an earlier call in flight with the same key, which must identify
+// the whole operation. It returns DEADLINE_EXCEEDED when ctx ends before the operation
+// does, and when the operation made no progress for the servers' timeout; the operation
+// continues. fn gets no context because it cannot be aborted.
 func (s *servers) Do(ctx context.Context, e export, key string, fn func(*job) (any, error)) (any, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (s *servers) Do(ctx context.Context, e export, key string, fn func(*job) (a
 	if err != nil {
 		return nil, err
 	}
-	if err := s.reach(ctx, srv, e); err != nil {
+	if err := s.checkReachable(ctx, srv, e); err != nil {
 		srv.report(trial, err)
 		return nil, err
 	}
@@ -86,7 +86,7 @@ func (s *servers) Do(ctx context.Context, e export, key string, fn func(*job) (a
 	defer srv.leave(j)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := j.watch(s.patience, cancel)
+	stop := j.watch(s.timeout, cancel)
 	v, _, err := srv.group.Do(ctx, key, func() (_ any, err error) {
 		j := srv.begin(key)
 		defer func() { srv.end(j, err) }()
@@ -95,10 +95,10 @@ func (s *servers) Do(ctx context.Context, e export, key string, fn func(*job) (a
 	stop()
 	var pending *blocking.PendingError
 	if errors.As(err, &pending) {
-		if idle := j.idle(); idle >= s.patience {
-			srv.report(trial, &unanswered{server: e.Server, err: fmt.Errorf("%s: no answer for %v", key, s.patience), code: codes.DeadlineExceeded})
+		if idle := j.idle(); idle >= s.timeout {
+			srv.report(trial, &unanswered{server: e.Server, err: fmt.Errorf("%s: no response for %v", key, s.timeout), code: codes.DeadlineExceeded})
 		} else {
-			srv.report(trial, errNoVerdict)
+			srv.report(trial, errInconclusive)
 		}
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *servers) Do(ctx context.Context, e export, key string, fn func(*job) (a
 	return v, err
 }
 
-// Watch is Do for fn that bounds itself when its context ends.
+// Watch is Do for an fn that returns when its context ends.
 func (s *servers) Watch(ctx context.Context, e export, fn func(context.Context) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -117,23 +117,24 @@ func (s *servers) Watch(ctx context.Context, e export, fn func(context.Context) 
 		return err
 	}
 	start := time.Now()
-	if err = s.reach(ctx, srv, e); err == nil {
-		bounded, cancel := context.WithTimeout(ctx, s.patience)
+	if err = s.checkReachable(ctx, srv, e); err == nil {
+		bounded, cancel := context.WithTimeout(ctx, s.timeout)
 		defer cancel()
 		err = fn(bounded)
 	}
-	if noAnswer(err) && ctx.Err() != nil && time.Since(start) < s.patience {
-		srv.report(trial, errNoVerdict) // the caller had no more time
+	if noAnswer(err) && ctx.Err() != nil && time.Since(start) < s.timeout {
+		srv.report(trial, errInconclusive) // the caller's deadline ended first
 		return err
 	}
 	srv.report(trial, err)
 	return err
 }
 
-// errNoVerdict: nothing was learnt about the server.
-var errNoVerdict = errors.New("no verdict")
+// errInconclusive: the result says nothing about the server.
+var errInconclusive = errors.New("inconclusive")
 
-// unanswered says that a server does not answer. Nothing was done, or not by this call.
+// unanswered means that a server does not respond. Nothing was changed, at least not by
+// this call.
 type unanswered struct {
 	server string
 	err    error
@@ -146,7 +147,7 @@ func (u *unanswered) GRPCStatus() *status.Status {
 	return status.New(u.code, u.Error())
 }
 
-// noAnswer reports whether an error means that nobody answered.
+// noAnswer reports whether an error means that the server did not respond.
 func noAnswer(err error) bool {
 	var u *unanswered
 	if errors.As(err, &u) {
@@ -160,21 +161,20 @@ func noAnswer(err error) bool {
 	return status.Code(err) == codes.DeadlineExceeded // a mount helper was killed
 }
 
-// reach looks whether anybody is there before anything is asked that the kernel
-// would wait for.
-func (s *servers) reach(ctx context.Context, srv *server, e export) error {
+// checkReachable connects to the server before a call that could block in the kernel.
+func (s *servers) checkReachable(ctx context.Context, srv *server, e export) error {
 	address := e.address()
-	if s.dial == nil || address == "" || srv.answeredWithin(s.patience) {
+	if s.dial == nil || address == "" || srv.answeredWithin(s.timeout) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(s.patience, 10*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, min(s.timeout, 10*time.Second))
 	defer cancel()
 	err := s.dial(ctx, address)
 	if err == nil {
 		return nil
 	}
 	u := &unanswered{server: e.Server, code: codes.Unavailable,
-		err: fmt.Errorf("nothing answers at %s; if it serves NFS at another port, say so with the mount option port: %w", address, err)}
+		err: fmt.Errorf("no response at %s; if the server uses another port for NFS, set the mount option port: %w", address, err)}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() || ctx.Err() != nil {
 		u.code = codes.DeadlineExceeded
@@ -182,7 +182,7 @@ func (s *servers) reach(ctx context.Context, srv *server, e export) error {
 	return u
 }
 
-// address is where the server of an export is reached by TCP, "" if it is not.
+// address returns the TCP address of an export's server, "" if it is not reached by TCP.
 func (e export) address() string {
 	port := "2049"
 	for _, option := range e.options() {
@@ -223,29 +223,29 @@ func (s *servers) all() []*server {
 	return all
 }
 
-// Allow is for work that goes another way than Do: it is refused while the server is
-// left alone.
+// Allow is for operations that do not use Do. It returns an error while the server's
+// breaker is open.
 func (s *servers) Allow(name string) error {
 	srv := s.get(name)
 	trial, err := srv.admit(time.Now())
 	if trial {
-		srv.report(trial, errNoVerdict)
+		srv.report(trial, errInconclusive)
 	}
 	return err
 }
 
-// admit lets a call pass if the breaker is closed, or as the one that tries.
+// admit lets a call pass if the breaker is closed, or as its trial.
 func (s *server) admit(now time.Time) (trial bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failures == 0 {
 		return false, nil
 	}
-	if s.trying || now.Before(s.rest) {
+	if s.probing || now.Before(s.retryAt) {
 		return false, &unanswered{server: s.name, code: status.Code(s.last),
-			err: fmt.Errorf("has not answered since %s and is not asked before %s: %w", s.since.Format(time.TimeOnly), s.rest.Format(time.TimeOnly), s.last)}
+			err: fmt.Errorf("no response since %s, next attempt at %s: %w", s.since.Format(time.TimeOnly), s.retryAt.Format(time.TimeOnly), s.last)}
 	}
-	s.trying = true
+	s.probing = true
 	return true, nil
 }
 
@@ -254,27 +254,27 @@ func (s *server) report(trial bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if trial {
-		s.trying = false
+		s.probing = false
 	}
 	var open *unanswered
 	var full *blocking.LimitError
 	switch {
-	case errors.Is(err, errNoVerdict) || errors.As(err, &full) || errors.Is(err, context.Canceled):
-	case !noAnswer(err) && errors.Is(err, context.DeadlineExceeded): // the caller's, before anything was asked
+	case errors.Is(err, errInconclusive) || errors.As(err, &full) || errors.Is(err, context.Canceled):
+	case !noAnswer(err) && errors.Is(err, context.DeadlineExceeded): // the caller's, before any request to the server
 	case !noAnswer(err):
 		s.answered, s.failures, s.last = time.Now(), 0, nil
-	case s.failures > 0 && !trial: // several were under way; the first one counts
+	case s.failures > 0 && !trial: // of several in flight, only the first one counts
 	default:
 		if s.failures == 0 {
 			s.since = time.Now()
 		}
 		if errors.As(err, &open) {
-			err = open // what is around it names one volume
+			err = open // its wrapping names one volume
 		} else {
 			err = &unanswered{server: s.name, err: err, code: codes.DeadlineExceeded}
 		}
-		rest := min(minRest<<min(s.failures, 10), maxRest)
-		s.failures, s.rest, s.last = s.failures+1, time.Now().Add(rest), err
+		backoff := min(minBackoff<<min(s.failures, 10), maxBackoff)
+		s.failures, s.retryAt, s.last = s.failures+1, time.Now().Add(backoff), err
 	}
 }
 
@@ -290,11 +290,11 @@ type serverRow struct {
 	Breaker  string
 	Since    time.Time // of the first failure
 	Failures int
-	Hanging  int // calls in the kernel that nobody waits for
+	Hanging  int // calls in flight without a caller
 	Error    string
 }
 
-// Snapshot lists the servers that were talked to.
+// Snapshot lists the servers that were used.
 func (s *servers) Snapshot() []serverRow {
 	var rows []serverRow
 	for _, srv := range s.all() {
@@ -307,7 +307,7 @@ func (s *servers) Snapshot() []serverRow {
 		srv.mu.Lock()
 		if srv.failures > 0 {
 			r.Breaker, r.Since, r.Failures, r.Error = "open", srv.since, srv.failures, srv.last.Error()
-			if srv.trying || !time.Now().Before(srv.rest) {
+			if srv.probing || !time.Now().Before(srv.retryAt) {
 				r.Breaker = "half-open"
 			}
 		}
@@ -317,13 +317,13 @@ func (s *servers) Snapshot() []serverRow {
 	return rows
 }
 
-// Instrument makes the servers tell meters about themselves.
+// Instrument registers OpenTelemetry instruments for the servers.
 func (s *servers) Instrument(meters metric.MeterProvider) error {
 	meter := meters.Meter("github.com/csikit/csikit/examples/nfsdriver")
 	breaker, err1 := meter.Int64ObservableGauge("csikit.nfsdriver.server.breaker", metric.WithUnit("1"),
 		metric.WithDescription("Circuit breaker of a server: 0 closed, 1 half-open, 2 open."))
 	hanging, err2 := meter.Int64ObservableGauge("csikit.nfsdriver.server.hanging", metric.WithUnit("{call}"),
-		metric.WithDescription("Calls for a server that hang in the kernel, and copies, that nobody waits for."))
+		metric.WithDescription("Calls for a server that block in the kernel, and copies, whose callers have returned."))
 	_, err3 := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		for _, r := range s.Snapshot() {
 			of := metric.WithAttributes(attribute.String("server", r.Server))

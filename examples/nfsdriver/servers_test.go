@@ -70,7 +70,7 @@ func TestBreaker(t *testing.T) {
 		if r := s.row(t, "nas"); r.Breaker != "open" || r.Failures != 1 || r.Hanging != 1 {
 			t.Errorf("row is %+v", r)
 		}
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		if r := s.row(t, "nas"); r.Breaker != "half-open" {
 			t.Errorf("row is %+v", r)
 		}
@@ -88,11 +88,11 @@ func TestBreaker(t *testing.T) {
 		if r := s.row(t, "nas"); r.Breaker != "open" || r.Failures != 2 || r.Hanging != 2 {
 			t.Errorf("row is %+v", r)
 		}
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		if _, err := s.Do(t.Context(), testExport, "create b", fine); err == nil {
 			t.Error("the rest does not grow")
 		}
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		if v, err := s.Do(t.Context(), testExport, "create b", fine); err != nil || v != "fine" {
 			t.Errorf("when it answers again: %v, %v", v, err)
 		}
@@ -185,7 +185,7 @@ func TestReach(t *testing.T) {
 		if err := call(); status.Code(err) != codes.Unavailable || len(asked) != 2 {
 			t.Errorf("the breaker is not open: %v, asked %v", err, asked)
 		}
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		answer = nil
 		if err := call(); err != nil {
 			t.Error(err)
@@ -288,7 +288,7 @@ func TestMetrics(t *testing.T) {
 			t.Error("no error")
 		}
 		want("nas 2, nas 1")
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		want("nas 1, nas 1")
 		close(hang)
 		synctest.Wait()
@@ -303,7 +303,7 @@ func TestBreakerClosedByProgress(t *testing.T) {
 		s := testServers()
 		hang, on, end := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		_, _ = s.Do(t.Context(), testExport, "list", func(*job) (any, error) { <-hang; return nil, nil })
-		time.Sleep(minRest)
+		time.Sleep(minBackoff)
 		trial := make(chan error)
 		go func() {
 			_, err := s.Do(t.Context(), testExport, "copy", func(j *job) (any, error) {

@@ -43,7 +43,7 @@ func (b *dirBackend) CreateSnapshot(ctx context.Context, name, volumeID string, 
 		if len(id) > maxID {
 			return Snapshot{}, fmt.Errorf("%w: the snapshot ID would have %d bytes, and CSI allows %d: use a shorter server or share", errInvalid, len(id), maxID)
 		}
-		return work(ctx, b, ref.export, fmt.Sprintf("%s %q of %s, in use: %t", op, name, volumeID, inUse), func(j *job, s *store) (Snapshot, error) {
+		return withStore(ctx, b, ref.export, fmt.Sprintf("%s %q of %s, in use: %t", op, name, volumeID, inUse), func(j *job, s *store) (Snapshot, error) {
 			return b.snapshot(j, s, Snapshot{ID: id, Name: name, VolumeID: volumeID}, ref, inUse)
 		})
 	}()
@@ -68,7 +68,7 @@ func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef,
 	if r.Name != snap.Name || r.VolumeID != snap.VolumeID {
 		return snap, fmt.Errorf("snapshot %s %w: it is of volume %q", r.ID, errConflict, r.VolumeID)
 	}
-	return r.Snapshot, unsettled(s.placeSnapshot(r, key))
+	return r.Snapshot, incomplete(s.placeSnapshot(r, key))
 }
 
 func (s *store) placeSnapshot(r snapshotRecord, key string) error {
@@ -94,14 +94,14 @@ func (s *store) placeSnapshot(r snapshotRecord, key string) error {
 
 func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volumeRef, key string, inUse bool) (r snapshotRecord, err error) {
 	r = snapshotRecord{Version: formatVersion, Snapshot: snap}
-	done, err := s.startMaking(r.temp())
+	done, err := s.claimTemp(r.temp())
 	if err != nil {
 		return r, err
 	}
 	defer done()
 	defer func() {
 		if final(err) {
-			err = b.giveUp(s, r.temp(), err)
+			err = b.discard(s, r.temp(), err)
 		}
 	}()
 	v, err := s.volume(source)
@@ -111,7 +111,7 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 	if err := s.finishDeleteSnapshot(key); err != nil {
 		return r, fmt.Errorf("finish the deletion of its predecessor: %w", err)
 	}
-	if r.Inode, r.Created, err = s.fill(r.temp(), snap.VolumeID, inUse, access{}, b.exports, s.getsOn(j, r.temp())); err != nil {
+	if r.Inode, r.Created, err = s.fill(r.temp(), snap.VolumeID, inUse, access{}, b.exports, s.progressOf(j, r.temp())); err != nil {
 		return r, err
 	}
 	r.SizeBytes = v.CapacityBytes
@@ -120,7 +120,7 @@ func (b *dirBackend) takeSnapshot(j *job, s *store, snap Snapshot, source volume
 		return r, err
 	}
 	err = s.add(key+extRecord, data)
-	if errors.Is(err, fs.ErrExist) { // somebody was faster
+	if errors.Is(err, fs.ErrExist) { // created concurrently
 		return s.readSnapshot(key + extRecord)
 	}
 	return r, err
@@ -130,13 +130,13 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 	const op = "delete snapshot"
 	ref, err := parseSnapshotID(id)
 	if err != nil {
-		b.log.Warn("asked to delete a snapshot whose ID is not this driver's; nothing is touched", "snapshot_id", id, "error", err)
+		b.log.Warn("ignore DeleteSnapshot: the ID is not of this driver", "snapshot_id", id, "error", err)
 		return nil
 	}
 	if b.allowed(ref.export) != nil {
-		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
+		return fail(op, id, "%w: the export %s is not one of -exports; nothing is changed", errRefused, ref.export)
 	}
-	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
+	_, err = withStore(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}
@@ -162,7 +162,7 @@ func (s *store) deleteSnapshotByID(id, key string) error {
 			r, err = s.readSnapshot(key + extDeleting)
 		}
 		if err == nil {
-			meant, err = s.meant(id, r.ID)
+			meant, err = s.matchesRecord(id, r.ID)
 		}
 		if err != nil || !meant || begun {
 			return err
@@ -183,17 +183,17 @@ func (s *store) finishDeleteSnapshot(key string) error {
 	if errors.Is(err, errNotFound) {
 		return nil
 	}
-	if err == nil && s.isThere(key+extRecord) {
+	if err == nil && s.exists(key+extRecord) {
 		return remove(s.own, key+extDeleting)
 	}
 	if err == nil {
 		err = syncDir(s.own, dirSnapshots) // before anything is moved
 	}
 	if err == nil {
-		err = s.throwAway(s.own, r.temp())
+		err = s.moveToTrash(s.own, r.temp())
 	}
 	if err == nil {
-		err = s.throwAway(s.own, key)
+		err = s.moveToTrash(s.own, key)
 	}
 	if err != nil {
 		return err
@@ -207,7 +207,7 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 	if err != nil || b.allowed(ref.export) != nil {
 		return Snapshot{}, fail(op, id, "%w", errNotFound)
 	}
-	snap, err := look(ctx, b, ref.export, op+" "+id, func(s *store) (Snapshot, error) {
+	snap, err := queryStore(ctx, b, ref.export, op+" "+id, func(s *store) (Snapshot, error) {
 		if err := s.open(); err != nil {
 			return Snapshot{}, err
 		}
@@ -220,7 +220,7 @@ func (b *dirBackend) GetSnapshot(ctx context.Context, id string) (Snapshot, erro
 	return snap, nil
 }
 
-// snapshotByID returns errNotFound for a snapshot that is not there, or has another ID.
+// snapshotByID returns errNotFound if there is no such snapshot, or if its ID differs.
 func (s *store) snapshotByID(id, key string) (snapshotRecord, error) {
 	r, err := s.readSnapshot(key + extRecord)
 	if err == nil && r.ID != id {
@@ -229,11 +229,10 @@ func (s *store) snapshotByID(id, key string) (snapshotRecord, error) {
 	return r, err
 }
 
-// fill makes a directory in tmp, empty or as a copy of a volume or snapshot, and
-// returns its inode number, and the moment that a copy is of. An attempt that was cut off
-// is gone on with.
+// fill creates a directory in tmp, empty or as a copy of a volume or snapshot, and
+// returns its inode number, and a copy's point in time. It resumes an interrupted attempt.
 func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, progress func(files, bytes int64)) (inode uint64, at time.Time, err error) {
-	err = s.changing(func() error { // so that tidy does not take it for abandoned from here on
+	err = s.changing(func() error { // so that tidy does not take it for orphaned from here on
 		if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
 			return err
 		}
@@ -265,9 +264,9 @@ func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, pr
 	return inode, at, err
 }
 
-// resume makes the directory for a copy in temp. That of an earlier attempt is gone on
-// with if it is of the same source, and not of one that had the same ID before. since is
-// when that began, by the server's clock, and dirs is what it knew of directories.
+// resume creates the directory for a copy in temp, or keeps that of an earlier attempt
+// if it is of the same source and not of a directory that had the same ID before. since is
+// when that attempt began, by the server's clock, and dirs are its origins.
 func (s *store) resume(temp, source string) (since time.Time, dirs origins, err error) {
 	data, of := path.Join(temp, "data"), path.Join(temp, "source")
 	dirs, err = s.takeOrigins(temp)
@@ -285,7 +284,7 @@ func (s *store) resume(temp, source string) (since time.Time, dirs origins, err 
 		}
 		return changedAt(info), dirs, ignoreExisting(s.own.Mkdir(data, 0o700))
 	}
-	if err := s.throwAway(s.own, data); err != nil {
+	if err := s.moveToTrash(s.own, data); err != nil {
 		return since, nil, err
 	}
 	if err := remove(s.own, of); err != nil {
@@ -297,8 +296,8 @@ func (s *store) resume(temp, source string) (since time.Time, dirs origins, err 
 	return since, origins{}, ignoreExisting(s.own.Mkdir(data, 0o700))
 }
 
-// touch keeps tidy from taking for abandoned what is being made, and returns the time on
-// the server.
+// touch updates the time of temp, so that tidy does not take it for orphaned, and returns
+// the time on the server.
 func (s *store) touch(temp string) (time.Time, error) {
 	now := time.Now()
 	if err := s.own.Chtimes(temp, now, now); err != nil {
@@ -311,9 +310,9 @@ func (s *store) touch(temp string) (time.Time, error) {
 	return changedAt(info), nil
 }
 
-// getsOn returns what is told about the progress of a copy. It keeps tidy from taking a
-// long one for abandoned.
-func (s *store) getsOn(j *job, temp string) func(files, bytes int64) {
+// progressOf returns the progress callback of a copy. It also keeps tidy from taking a long
+// one for orphaned.
+func (s *store) progressOf(j *job, temp string) func(files, bytes int64) {
 	var last time.Time
 	return func(files, bytes int64) {
 		j.Progress(files, bytes)
@@ -324,8 +323,8 @@ func (s *store) getsOn(j *job, temp string) func(files, bytes int64) {
 	}
 }
 
-// allow sets who may use a directory, as far as that is given. Changing the owner
-// comes first: it takes set-group-ID away.
+// allow sets owner, group and mode of a directory, as far as they are given. The owner
+// comes first, because changing it clears set-group-ID.
 func (s *store) allow(name string, a access) error {
 	if a.Owner != nil || a.Group != nil {
 		id := func(v *uint32) int {
@@ -350,9 +349,9 @@ func (s *store) allow(name string, a access) error {
 	return s.own.Chmod(name, mode)
 }
 
-// copyInto copies a volume or a snapshot. One that changes all the time is errInUse, and
-// what was copied is kept for the next attempt; with inUse it is good enough. at is
-// the moment that the copy is of.
+// copyInto copies a volume or a snapshot. If the source keeps changing, it returns
+// errInUse, and keeps the partial copy for the next attempt; with inUse that copy is
+// accepted. at is the copy's point in time.
 func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress func(files, bytes int64)) (at time.Time, err error) {
 	err = s.useSource(sourceID, x, func(in origin) error {
 		since, dirs, err := s.resume(temp, in.which)
@@ -364,13 +363,13 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 			return err
 		}
 		defer out.Close()
-		at, err = copyStill(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
+		at, err = copyConsistent(since, func() (time.Time, error) { return s.touch(temp) }, func(since time.Time) (changes, error) {
 			return copyTree(out, in.dir, since, dirs, progress)
 		})
 		if inUse && errors.Is(err, errInUse) {
 			err = nil
 		}
-		// What began to be deleted meanwhile may not be whole any more.
+		// A source whose deletion has begun in between may be incomplete.
 		still, gone := in.again()
 		if gone != nil {
 			return fmt.Errorf("source %q: %w", sourceID, gone)
@@ -390,7 +389,7 @@ func (s *store) copyInto(temp, sourceID string, inUse bool, x *exports, progress
 	return at, err
 }
 
-// keepOrigins spares the next attempt to copy anew what is below directories in use.
+// keepOrigins saves the origins, so that the next attempt need not copy everything again.
 func (s *store) keepOrigins(temp string, of origins) error {
 	data, err := encode(of)
 	if err != nil {
@@ -399,8 +398,8 @@ func (s *store) keepOrigins(temp string, of origins) error {
 	return writeSynced(s.own, path.Join(temp, "origins"), data)
 }
 
-// takeOrigins returns what was kept, once: from here on it is no longer so. What is not whole
-// is nothing.
+// takeOrigins returns the saved origins and removes them, because they become invalid
+// when the copy continues. A truncated file counts as none.
 func (s *store) takeOrigins(temp string) (origins, error) {
 	name := path.Join(temp, "origins")
 	data, err := s.own.ReadFile(name)
@@ -417,23 +416,23 @@ func (s *store) takeOrigins(temp string) (origins, error) {
 	return of, remove(s.own, name)
 }
 
-// An origin is what is copied.
+// An origin is the source of a copy.
 type origin struct {
 	dir      *os.File
 	capacity int64
-	which    string // its ID, and its directory, which may be restored from a backup
+	which    string // its ID and inode number, which changes when it is restored from a backup
 	again    func() (origin, error)
 }
 
-// useSource runs fn with a volume or a snapshot. It may be on another export of the same
-// server: of another one it could hang on both.
+// useSource runs fn with a volume or a snapshot. It may be on another export, but not on
+// another server: the copy could then block on either.
 func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
 	from, open, err := openSource(id)
 	if err != nil {
 		return err
 	}
 	if from.Server != s.Server {
-		return fmt.Errorf("%w: the source is on server %s, and only copies on one server are made; use a class whose server is that one", errInvalid, from.Server)
+		return fmt.Errorf("%w: the source is on server %s, and copies between servers are not supported; use a class with that server", errInvalid, from.Server)
 	}
 	return x.Use(from, func(src *store) error {
 		if err := src.begin(); err != nil {
@@ -449,7 +448,7 @@ func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
 	})
 }
 
-// openSource finds where a source is. What it returns opens it.
+// openSource returns the export of a source, and a function that opens the source.
 func openSource(id string) (export, func(*store) (origin, error), error) {
 	which := func(inode uint64) string { return fmt.Sprintf("%s inode %d\n", id, inode) }
 	if ref, err := parseSnapshotID(id); err == nil {
@@ -462,7 +461,7 @@ func openSource(id string) (export, func(*store) (origin, error), error) {
 			if err != nil {
 				return origin{}, err
 			}
-			dir, err := openMade(s.own, key, r.Inode)
+			dir, err := openCreated(s.own, key, r.Inode)
 			return origin{dir: dir, capacity: r.SizeBytes, which: which(r.Inode)}, err
 		}, nil
 	}

@@ -13,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inodeOf is the number by which a directory is known to be the one that the driver
-// made. An NFS server keeps it over restarts.
+// inodeOf returns the inode number, which identifies a directory that the driver created.
+// It is stable across restarts of an NFS server.
 func inodeOf(info fs.FileInfo) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// changedAt is when a file changed, by the clock of its server.
+// changedAt returns the ctime of a file, by the server's clock.
 func changedAt(info fs.FileInfo) time.Time {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix())
 }
 
-// pathOnly opens a directory for its attributes alone, whatever its mode.
+// pathOnly opens a directory only for its attributes, regardless of its mode.
 const pathOnly = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW
 
-// sameMount returns errMounted if a directory and what was found in it are not in one
-// file system, or are by two mounts of one, which is known since Linux 5.8. It asks no
+// sameMount returns errMounted if a directory and an entry of it are not in the same file
+// system, or, since Linux 5.8 (STATX_MNT_ID), not in the same mount. It sends no request to a
 // server.
 func sameMount(dir, found *os.File) error {
 	var have [2]unix.Statx_t
@@ -41,14 +41,14 @@ func sameMount(dir, found *os.File) error {
 	if a.Mnt_id != b.Mnt_id {
 		return errMounted
 	}
-	// An overlay shows some of its files with the number of another device.
+	// overlayfs shows some of its files with another device number.
 	if b.Mode&unix.S_IFMT == unix.S_IFDIR && (a.Dev_major != b.Dev_major || a.Dev_minor != b.Dev_minor) {
 		return errMounted
 	}
 	return nil
 }
 
-// move renames what is in one directory into another one.
+// move renames an entry of one directory into another directory.
 func move(from *os.Root, name string, to *os.Root, as string) error {
 	a, err := from.Open(path.Dir(name))
 	if err != nil {
@@ -66,9 +66,9 @@ func move(from *os.Root, name string, to *os.Root, as string) error {
 	return nil
 }
 
-// lockFile locks an open file for this process, without waiting: errBusy if another one
-// has it. A lock goes with its process, or with the last descriptor; on NFS 4 it is the
-// server's, and goes as well when the server has not heard of the machine for its lease.
+// lockFile locks an open file for this process without waiting: errBusy if another process
+// holds the lock. The lock is released when the process exits or its last descriptor is
+// closed; on NFS 4 also when the machine's lease on the server expires.
 func lockFile(f *os.File) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -77,8 +77,8 @@ func lockFile(f *os.File) error {
 	return os.NewSyscallError("flock", err)
 }
 
-// statfs returns the size of the file system behind an open directory, and what of it
-// an unprivileged process could still use.
+// statfs returns the size of an open directory's file system, and the bytes available to
+// an unprivileged process.
 func statfs(dir *os.File) (total, free int64, err error) {
 	var s unix.Statfs_t
 	for {

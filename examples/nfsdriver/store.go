@@ -19,19 +19,19 @@ import (
 // store is an export with the driver's own directory in it:
 //
 //	<subDir>/                     a volume, wherever its subDir says
-//	.csikit-nfs/marker            says that the directory is the driver's
-//	.csikit-nfs/lock              locked by the controller that is at work
+//	.csikit-nfs/marker            marks the directory as the driver's
+//	.csikit-nfs/lock              locked by the active controller
 //	.csikit-nfs/volumes/K.json    a volume exists as long as this file does; K follows from subDir
-//	.csikit-nfs/volumes/K.deleting  one whose deletion has begun and will be finished
+//	.csikit-nfs/volumes/K.deleting  one whose deletion has begun and will be completed
 //	.csikit-nfs/names/N           the subDir of the volume with that name, a hint
 //	.csikit-nfs/snapshots/K.json  likewise for snapshots; K follows from the name
 //	.csikit-nfs/snapshots/K/      the copy
-//	.csikit-nfs/tmp/T/            what is being made
-//	.csikit-nfs/trash/            what is being removed: the only place where anything is deleted recursively
+//	.csikit-nfs/tmp/T/            a volume or snapshot that is being created
+//	.csikit-nfs/trash/            what is being deleted: the only place where anything is deleted recursively
 //
-// Every path goes through os.Root, so that nothing in the export leads out of it.
-// Changes take effect by a rename or a link, so that a kill at any point leaves
-// what the next call completes.
+// Every path goes through os.Root, so that no link in the export leads outside it.
+// Changes take effect by a rename or a link, so that after a kill at any point the next
+// call can complete them.
 type store struct {
 	export
 	root *os.Root
@@ -43,28 +43,28 @@ type store struct {
 	*share
 }
 
-// share is what the mounts of one share have in common, however it is mounted.
+// share is the state that all mounts of one share have in common, whatever their options.
 type share struct {
-	// change is held while it is decided what is at a subDir, and something is moved
-	// there or away: a deletion must not take its successor, and of two volumes one
-	// must not get into the other.
+	// change serialises checking what is at a subDir and moving a directory there or
+	// away: a deletion must not delete a newer volume, and two volumes must not be
+	// nested.
 	change sync.Mutex
 
-	making sync.Map // the directories in tmp in which somebody makes something
+	claimed sync.Map // the directories in tmp that a call is filling
 
-	askFor     func(*os.File) error // for a lock, as lockFile does
-	lockWithin time.Duration        // how long a call waits for it
+	tryLock     func(*os.File) error // locks a file without waiting, like lockFile
+	lockTimeout time.Duration        // how long a call waits for the lock
 
-	lockMu sync.Mutex
-	lock   *os.File // nil: the share is not held
-	asking *asking  // for the lock; nil: nobody is
-	stores int      // open ones
+	lockMu  sync.Mutex
+	lock    *os.File     // nil: the share is not locked
+	pending *lockRequest // nil: none is in flight
+	stores  int          // open ones
 }
 
-// asking is what those wait for who need the lock.
-type asking struct {
+// lockRequest is a request for the lock, which concurrent calls share.
+type lockRequest struct {
 	done chan struct{}
-	err  error // of what came of it
+	err  error // valid once done is closed
 }
 
 const (
@@ -89,14 +89,14 @@ type marker struct {
 	Version int    `json:"version"`
 }
 
-// join counts a store that is opened. It may have to wait for the server.
+// join counts an open store.
 func (s *share) join() {
 	s.lockMu.Lock()
 	defer s.lockMu.Unlock()
 	s.stores++
 }
 
-// close may have to ask the server.
+// close may block: it can send requests to the server.
 func (s *store) close() {
 	if s.own != nil {
 		s.own.Close()
@@ -105,54 +105,54 @@ func (s *store) close() {
 	s.lockMu.Lock()
 	defer s.lockMu.Unlock()
 	s.stores--
-	s.letGo()
+	s.closeUnusedLock()
 }
 
-// letGo closes the lock when nobody needs it any more. It is called with lockMu held.
-func (s *share) letGo() {
-	if s.stores == 0 && s.asking == nil && s.lock != nil {
+// closeUnusedLock closes the lock if no store is open. It is called with lockMu held.
+func (s *share) closeUnusedLock() {
+	if s.stores == 0 && s.pending == nil && s.lock != nil {
 		s.lock.Close()
 		s.lock = nil
 	}
 }
 
-// hold locks the share for this process, as long as one of its stores is open. errBusy:
-// another controller is at work there. Without it, two of them would go on with one copy,
-// or one would empty the trash under the other's hands.
+// acquireLock locks the share for this process for as long as one of its stores is open.
+// errBusy: another controller is active there. Without the lock, two of them could resume
+// one copy, or one could empty the trash while the other uses it.
 //
-// A lock that was held is asked for again: a server forgets those of a machine that it has
-// not heard of for the time of a lease.
+// A lock that is held already is requested again: a server drops the locks of a machine
+// whose lease has expired.
 //
-// A server that was started again gives none, but answers: for 90 seconds mostly, clients may
-// only claim what they had (RFC 8881, 8.4.2.1). Linux asks again by itself, less and less
-// often, and the kernel does not come back meanwhile. So it is asked apart, and for all at
-// once. Who waited for lockWithin is told, if the server answers something else: it is not
-// taken for one that is gone.
-func (s *store) hold() error {
+// A server that was restarted responds, but grants no lock: during its grace period, usually
+// 90 seconds, clients may only reclaim their locks (RFC 8881, 8.4.2.1). Linux retries
+// within the system call, with increasing intervals. So one goroutine makes the request for
+// all callers. A caller that has waited for lockTimeout gets an error; if the server
+// responds to another request, it does not count as unresponsive.
+func (s *store) acquireLock() error {
 	s.lockMu.Lock()
-	a := s.asking
-	if a == nil {
-		a = &asking{done: make(chan struct{})}
-		s.asking = a
-		go s.ask(a, s.lock)
+	r := s.pending
+	if r == nil {
+		r = &lockRequest{done: make(chan struct{})}
+		s.pending = r
+		go s.requestLock(r, s.lock)
 	}
 	s.lockMu.Unlock()
-	enough := time.NewTimer(s.lockWithin)
-	defer enough.Stop()
+	timeout := time.NewTimer(s.lockTimeout)
+	defer timeout.Stop()
 	select {
-	case <-a.done:
-		return a.err
-	case <-enough.C:
-		if _, err := s.root.Lstat(storeName); err != nil { // it hangs if the server is gone
+	case <-r.done:
+		return r.err
+	case <-timeout.C:
+		if _, err := s.root.Lstat(storeName); err != nil { // it blocks if the server does not respond
 			return err
 		}
-		return fmt.Errorf("%s answers, but gives no lock within %v: if it was started again, its clients may only claim what they had at first, for 90 s mostly; try again", s.where(), s.lockWithin)
+		return fmt.Errorf("%s responds, but did not grant a lock within %v: after a restart of the server, clients can only reclaim their locks during its grace period, usually 90 s; retry", s.where(), s.lockTimeout)
 	}
 }
 
-// ask asks the server for the lock, which may be held as f.
-func (s *store) ask(a *asking, f *os.File) {
-	if f != nil && s.askFor(f) != nil {
+// requestLock requests the lock from the server; f is the lock if it is held already.
+func (s *store) requestLock(r *lockRequest, f *os.File) {
+	if f != nil && s.tryLock(f) != nil {
 		f.Close()
 		f = nil
 	}
@@ -162,9 +162,9 @@ func (s *store) ask(a *asking, f *os.File) {
 	}
 	s.lockMu.Lock()
 	defer s.lockMu.Unlock()
-	s.lock, a.err, s.asking = f, err, nil
-	s.letGo()
-	close(a.done)
+	s.lock, r.err, s.pending = f, err, nil
+	s.closeUnusedLock()
+	close(r.done)
 }
 
 // openLock returns nil with an error.
@@ -173,27 +173,27 @@ func (s *store) openLock() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = s.askFor(f); err == nil {
+	if err = s.tryLock(f); err == nil {
 		return f, nil
 	}
 	f.Close()
 	if errors.Is(err, errBusy) {
-		err = fmt.Errorf("%w: another controller is at work on %s, or this one under another name of the server; let one run alone", errBusy, s.where())
+		err = fmt.Errorf("%w: another controller holds the lock on %s, or this one does under another name of the server; run only one", errBusy, s.where())
 	}
 	return nil, err
 }
 
-// begin is open for those who are about to change something.
+// begin is open for calls that change something: it also acquires the lock.
 func (s *store) begin() error {
 	if err := s.open(); err != nil {
 		return err
 	}
-	return s.hold()
+	return s.acquireLock()
 }
 
-// open opens the driver's directory, errNotFound if this export has none: then it has no
-// volumes either. The parts have to be directories and not links, and the marker
-// has to be there, before anything below is touched.
+// open opens the driver's directory. errNotFound: this export has none, and so no volumes.
+// Before anything below it is accessed, its parts must be directories and not links, and
+// the marker must exist.
 func (s *store) open() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +221,7 @@ func (s *store) open() error {
 	}()
 	data, err := own.ReadFile("marker")
 	if errors.Is(err, fs.ErrNotExist) {
-		return errNotFound // made, and cut off
+		return errNotFound // its creation was interrupted
 	}
 	if err != nil {
 		return err
@@ -231,7 +231,7 @@ func (s *store) open() error {
 		return fmt.Errorf("%w: %s is not the driver's; restore it as {\"format\":%q,\"version\":%d} if it is", errDamaged, s.where(storeName, "marker"), storeFormat, formatVersion)
 	}
 	if m.Version != formatVersion {
-		return fmt.Errorf("%w: %s has format version %d, this driver knows %d; use the driver that made it", errRefused, s.where(storeName), m.Version, formatVersion)
+		return fmt.Errorf("%w: %s has format version %d, this driver supports %d; use the driver that created it", errRefused, s.where(storeName), m.Version, formatVersion)
 	}
 	for _, name := range storeDirs {
 		info, err := own.Lstat(name)
@@ -246,8 +246,8 @@ func (s *store) open() error {
 	return nil
 }
 
-// create is begin for those who are about to make something, the driver's directory as
-// well. The marker comes last.
+// create is begin for calls that create something: it also creates the driver's
+// directory, the marker last.
 func (s *store) create() error {
 	err := s.begin()
 	if !errors.Is(err, errNotFound) {
@@ -267,7 +267,7 @@ func (s *store) create() error {
 	}
 	for _, name := range there {
 		if !slices.Contains(storeDirs, name) && !strings.HasPrefix(name, "marker") && name != "lock" {
-			return fmt.Errorf("%w: %s has no marker and holds %q: it is not the driver's", errRefused, s.where(storeName), name)
+			return fmt.Errorf("%w: %s has no marker and contains %q: it is not the driver's", errRefused, s.where(storeName), name)
 		}
 	}
 	for _, name := range storeDirs {
@@ -288,7 +288,7 @@ func (s *store) create() error {
 	return s.begin()
 }
 
-// where is for people who read an error.
+// where returns a path for error messages.
 func (s *store) where(parts ...string) string { return s.source(path.Join(parts...)) }
 
 // changing runs fn with change held.
@@ -298,10 +298,10 @@ func (s *store) changing(fn func() error) error {
 	return fn()
 }
 
-// parentOf opens the directory that subDir is in, and returns the last part of the path:
-// fs.ErrNotExist if there is none. Every part has to be a directory of this file system and
-// no link, because others may write beside volumes: they must not lead the driver
-// to something else in the export.
+// parentOf opens the parent directory of subDir, and returns the last component of the
+// path: fs.ErrNotExist if there is none. Every component must be a directory of this file
+// system and not a link, because others may write to the export outside volumes: they must
+// not redirect the driver to something else there.
 func (s *store) parentOf(subDir string) (*os.Root, string, error) {
 	dir, err := s.root.OpenRoot(".")
 	if err != nil {
@@ -320,8 +320,8 @@ func (s *store) parentOf(subDir string) (*os.Root, string, error) {
 	return dir, parts[last], nil
 }
 
-// makeParents makes the directories that subDir is in, as far as they are not there,
-// and returns how many it made.
+// makeParents creates the missing parent directories of subDir, and returns how many it
+// created.
 func (s *store) makeParents(subDir string) (made int, err error) {
 	parent := path.Dir(subDir)
 	if parent == "." {
@@ -345,7 +345,7 @@ func (s *store) makeParents(subDir string) (made int, err error) {
 }
 
 // openDirectory opens a directory in dir. errRefused: it is a link, another kind of file,
-// or a mount point. Nobody can exchange it meanwhile.
+// or a mount point; errBusy: it was replaced concurrently.
 func openDirectory(dir *os.Root, name string) (*os.Root, error) {
 	info, err := dir.Lstat(name)
 	if err != nil {
@@ -387,8 +387,8 @@ func notMounted(dir, sub *os.Root, name string) error {
 	return sameMount(a, b)
 }
 
-// isDirectory returns the inode number of a directory, fs.ErrNotExist if there is nothing.
-// A link to one is none.
+// isDirectory returns the inode number of a directory, fs.ErrNotExist if it does not
+// exist. A link to a directory is an error.
 func (s *store) isDirectory(dir *os.Root, name, shown string) (uint64, error) {
 	info, err := dir.Lstat(name)
 	if err != nil {
@@ -400,7 +400,7 @@ func (s *store) isDirectory(dir *os.Root, name, shown string) (uint64, error) {
 	return inodeOf(info), nil
 }
 
-// readRecord reads the file of a volume or snapshot. errNotFound: there is none.
+// readRecord reads the record of a volume or snapshot. errNotFound: there is none.
 func (s *store) readRecord(name string, into any) error {
 	data, err := s.own.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -415,8 +415,8 @@ func (s *store) readRecord(name string, into any) error {
 	return nil
 }
 
-// replace makes data the content of a file: after a crash at any point the file is
-// the old or the new one. Two writers of one file must not run at once.
+// replace replaces the content of a file atomically: after a crash at any point it is
+// the old or the new one. It must not run concurrently for one file.
 func (s *store) replace(name string, data []byte) error {
 	tmp := path.Join(dirTmp, path.Base(name)+"."+rand.Text())
 	if err := writeSynced(s.own, tmp, data); err != nil {
@@ -425,21 +425,21 @@ func (s *store) replace(name string, data []byte) error {
 	if err := s.own.Rename(tmp, name); err != nil {
 		return errors.Join(err, remove(s.own, tmp))
 	}
-	return unsettled(syncDir(s.own, path.Dir(name)))
+	return incomplete(syncDir(s.own, path.Dir(name)))
 }
 
-// add writes a file that must not be there yet: of two who do so at once, in two
-// processes even, one gets fs.ErrExist. That it is there is not durable yet.
+// add creates a file with its content atomically. Of concurrent calls, even in different
+// processes, all but one return fs.ErrExist. The new name is not durable yet.
 func (s *store) add(name string, data []byte) error {
 	tmp := path.Join(dirTmp, path.Base(name)+"."+rand.Text())
 	if err := writeSynced(s.own, tmp, data); err != nil {
 		return errors.Join(err, remove(s.own, tmp))
 	}
-	defer func() { _ = remove(s.own, tmp) }() // or tidy does it
+	defer func() { _ = remove(s.own, tmp) }() // if that fails, tidy removes it
 	return s.own.Link(tmp, name)
 }
 
-// writeNew is add where there is no tmp yet.
+// writeNew is add for a directory without tmp.
 func writeNew(dir *os.Root, name string, data []byte) error {
 	tmp := name + "." + rand.Text()
 	if err := writeSynced(dir, tmp, data); err != nil {
@@ -460,7 +460,7 @@ func writeSynced(dir *os.Root, name string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// remove unlinks a file or an empty directory, if it is there.
+// remove removes a file or an empty directory, if it exists.
 func remove(dir *os.Root, name string) error {
 	if err := dir.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -468,7 +468,7 @@ func remove(dir *os.Root, name string) error {
 	return nil
 }
 
-// syncDir makes what happened to the names in a directory durable.
+// syncDir makes changes of the names in a directory durable.
 func syncDir(dir *os.Root, name string) error {
 	f, err := dir.Open(name)
 	if err != nil {

@@ -13,33 +13,32 @@ import (
 	"time"
 )
 
-// abandonedAfter is when what was being made, and was not asked for again since, is
-// thrown away: COs repeat a request for days, but not for ever.
+// abandonedAfter is the age at which an unfinished volume or snapshot that was not
+// requested again is orphaned and deleted: COs retry a request for days, but not forever.
 const abandonedAfter = 7 * 24 * time.Hour
 
-// writtenAfter is when a record that is still in tmp will not be put in its place any
-// more.
-const writtenAfter = time.Hour
+// recordOrphanedAfter is the age at which a record in tmp is orphaned: its writer was
+// interrupted.
+const recordOrphanedAfter = time.Hour
 
-// throwAway moves a directory into the trash, whole and at once, if it is there.
-// Emptying the trash may take hours, and nobody waits for it.
-func (s *store) throwAway(dir *os.Root, name string) error {
+// moveToTrash moves a directory into the trash atomically, if it exists. Emptying the
+// trash may take hours and happens in the background.
+func (s *store) moveToTrash(dir *os.Root, name string) error {
 	trash, err := openDirectory(s.own, dirTrash)
 	if err != nil {
 		return err
 	}
 	defer trash.Close()
 	err = move(dir, name, trash, shorten(path.Base(name), 200)+"."+rand.Text())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier attempt may have come as far as here
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // an earlier attempt may have moved it
 		return err
 	}
 	return errors.Join(syncDir(dir, path.Dir(name)), syncDir(trash, "."))
 }
 
-// emptyTrash removes what is in the trash. It goes on where an earlier attempt was
-// killed.
+// emptyTrash removes the content of the trash, and resumes an interrupted attempt.
 func (s *store) emptyTrash(j *job) error {
-	// Opened once more by itself: nothing outside of it is in reach.
+	// A separate os.Root, so that nothing outside the trash can be reached.
 	return within(s.own, dirTrash, func(trash *os.Root) error {
 		for {
 			e := emptying{trash: trash, job: j}
@@ -53,29 +52,29 @@ func (s *store) emptyTrash(j *job) error {
 type emptying struct {
 	trash *os.Root
 	job   *job
-	moved bool // something to the top of the trash
+	moved bool // a directory was moved to the top of the trash
 }
 
 const (
-	// maxNesting bounds the descriptors and the stack that a tree costs. What is deeper
-	// is moved up: a pod can nest as deep as it likes.
+	// maxNesting bounds the descriptors and the stack that a tree needs. Deeper directories
+	// are moved up: pods can nest without limit.
 	maxNesting = 50
-	// maxEntries bounds the memory that a directory costs.
+	// maxEntries bounds the memory that a directory needs.
 	maxEntries = 10_000
 )
 
-// removeAll removes what is below a directory, but for what is mounted there: that is
-// not the volume's. What cannot be removed is left, and is in the error; the rest goes.
+// removeAll removes the content of a directory, except file systems mounted there, which
+// are not part of the volume. It continues after errors, and returns them.
 func (e *emptying) removeAll(dir *os.Root, depth int) error {
 	for {
-		entries, err := readEntries(dir) // and from the beginning each time: a server may lose its place in what changes
+		entries, err := readEntries(dir) // from the beginning each time: a server may lose its position in a directory that changes
 		errs, removed := []error{err}, 0
 		for _, entry := range entries {
 			err := e.remove(dir, entry, depth)
 			if err == nil {
 				removed++
 			}
-			if errs = append(errs, err); len(errs) > 10 { // one for each is nothing to read
+			if errs = append(errs, err); len(errs) > 10 { // one line for each would be unreadable
 				errs = []error{errors.Join(errs...)}
 			}
 			e.job.Progress(1, 0)
@@ -114,8 +113,8 @@ func readEntries(dir *os.Root) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// withRights calls fn, and once more with the rights to the directory that its owner may
-// have taken away.
+// withRights calls fn, and on EACCES or EPERM once more after a chmod of the directory,
+// whose owner may have removed the permissions.
 func withRights(dir *os.Root, name string, fn func() error) error {
 	err := fn()
 	if !errors.Is(err, fs.ErrPermission) {
@@ -130,7 +129,7 @@ func withRights(dir *os.Root, name string, fn func() error) error {
 	return fn()
 }
 
-// within opens a directory in dir.
+// within calls fn with a directory in dir.
 func within(dir *os.Root, name string, fn func(*os.Root) error) error {
 	var sub *os.Root
 	err := withRights(dir, name, func() (err error) {
@@ -144,8 +143,8 @@ func within(dir *os.Root, name string, fn func(*os.Root) error) error {
 	return fn(sub)
 }
 
-// tidy finishes what a killed process began and nobody may ask for again: deletions,
-// and what was being made long ago.
+// tidy completes interrupted operations that may not be requested again: it finishes
+// deletions, and deletes orphaned volumes and snapshots in tmp.
 func (s *store) tidy() error {
 	var errs []error
 	finish := map[string]func(key string) error{
@@ -167,7 +166,7 @@ func (s *store) tidy() error {
 	for _, name := range names {
 		name = path.Join(dirTmp, name)
 		info, err := s.own.Lstat(name)
-		if err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > writtenAfter {
+		if err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > recordOrphanedAfter {
 			err = remove(s.own, name)
 		} else if err == nil && info.IsDir() && time.Since(info.ModTime()) > abandonedAfter {
 			abandoned[name] = true
@@ -185,15 +184,15 @@ func (s *store) tidy() error {
 			if err != nil || time.Since(info.ModTime()) <= abandonedAfter {
 				return ignoreMissing(err)
 			}
-			s.log.Info("throwing away what nobody finished", "path", s.where(storeName, name), "modified", info.ModTime())
-			return s.throwAway(s.own, name)
+			s.log.Info("delete orphaned directory", "path", s.where(storeName, name), "modified", info.ModTime())
+			return s.moveToTrash(s.own, name)
 		}))
 	}
 	return errors.Join(errs...)
 }
 
-// placeAll moves to its place what has a record and was not moved there. Unless that is
-// known of all, nothing may be taken for abandoned.
+// placeAll moves every directory that has a record, but is still in tmp, to its final
+// path. Only after that can directories in tmp be orphaned.
 func (s *store) placeAll() error {
 	names, err := readNames(s.own, dirVolumes)
 	if err != nil {
@@ -204,7 +203,7 @@ func (s *store) placeAll() error {
 			continue
 		}
 		r, err := s.readVolumeFile(path.Join(dirVolumes, name))
-		if err == nil && s.isThere(r.temp()) {
+		if err == nil && s.exists(r.temp()) {
 			err = s.placeVolume(r)
 		}
 		if err != nil && !errors.Is(err, errNotFound) {
@@ -220,7 +219,7 @@ func (s *store) placeAll() error {
 		}
 		name = path.Join(dirSnapshots, name)
 		r, err := s.readSnapshot(name)
-		if err == nil && s.isThere(r.temp()) {
+		if err == nil && s.exists(r.temp()) {
 			err = s.placeSnapshot(r, strings.TrimSuffix(name, extRecord))
 		}
 		if err != nil && !errors.Is(err, errNotFound) {
@@ -230,14 +229,14 @@ func (s *store) placeAll() error {
 	return nil
 }
 
-func (s *store) isThere(name string) bool {
+func (s *store) exists(name string) bool {
 	_, err := s.own.Lstat(name)
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// clean tidies the export and empties its trash in the background. Calls while it runs
-// only make it look again. What fails is tried again, less and less often: a file
-// that somebody has open keeps its directory on NFS, and a server may be gone.
+// clean tidies the export and empties its trash in the background. A call while it runs
+// makes it run once more. It retries failures with exponential backoff: a file that is open
+// on an NFS client keeps its directory, and a server may be unresponsive.
 func (b *dirBackend) clean(e export) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -253,7 +252,7 @@ func (b *dirBackend) clean(e export) {
 	}
 }
 
-// cleanLater is clean in a while, unless the backend is closed by then.
+// cleanLater is clean after a delay, unless the backend is closed by then.
 func (b *dirBackend) cleanLater(e export, in time.Duration) {
 	time.AfterFunc(in, func() {
 		select {
@@ -282,7 +281,7 @@ func (b *dirBackend) keepCleaning(e export, again chan struct{}) {
 			wait = first
 			continue
 		}
-		b.log.Warn("clean export; it is tried again", "export", e.String(), "in", wait, "error", err)
+		b.log.Warn("clean up export; will retry", "export", e.String(), "in", wait, "error", err)
 		select {
 		case <-time.After(wait):
 		case <-b.closed:
@@ -295,7 +294,7 @@ func (b *dirBackend) keepCleaning(e export, again chan struct{}) {
 	}
 }
 
-// cleaned ends the work, unless somebody asked again meanwhile.
+// cleaned ends the cleaning, unless clean was called again in between.
 func (b *dirBackend) cleaned(e export, again chan struct{}) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -311,7 +310,7 @@ func (b *dirBackend) cleaned(e export, again chan struct{}) bool {
 }
 
 func (b *dirBackend) cleanOnce(e export) error {
-	_, err := work(context.Background(), b, e, "clean "+e.String(), func(j *job, s *store) (any, error) {
+	_, err := withStore(context.Background(), b, e, "clean "+e.String(), func(j *job, s *store) (any, error) {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}

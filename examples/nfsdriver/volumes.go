@@ -17,18 +17,17 @@ import (
 	"time"
 )
 
-// dirBackend is the Backend that keeps a volume as a directory of an export, and all
-// that it knows about it in the same export: it has no state of its own, and any
-// process that reaches the server can take over. Of two, one is refused while the
-// other one is at work.
+// dirBackend is the Backend that stores a volume as a directory of an export, and its
+// record in the same export: it has no other state, and any process that reaches the
+// server can take over. Of two processes, one is refused while the other one is active.
 type dirBackend struct {
 	servers *servers
 	exports *exports
-	known   []export // those that are listed; nil: none is
+	known   []export // of -exports; nil: any, and no lists
 	log     *slog.Logger
 
 	mu       sync.Mutex
-	cleaning map[export]chan struct{} // filled: again, please
+	cleaning map[export]chan struct{} // not empty: run again
 	closed   chan struct{}
 }
 
@@ -36,25 +35,25 @@ func newDirBackend(s *servers, x *exports, known []export, log *slog.Logger) *di
 	return &dirBackend{servers: s, exports: x, known: known, log: log, cleaning: map[export]chan struct{}{}, closed: make(chan struct{})}
 }
 
-// Recover finishes, in the background, what an earlier process began on the exports
-// that are known.
+// Recover completes, in the background, operations of an earlier process on the known
+// exports.
 func (b *dirBackend) Recover() {
 	for _, e := range b.known {
 		b.clean(e)
 	}
 }
 
-// Close lets the work in the background end. It is called once, after the last call.
+// Close stops the background work. It must be called once, after the last call.
 func (b *dirBackend) Close() { close(b.closed) }
 
 // volumeRecord is the content of volumes/K.json.
 type volumeRecord struct {
 	Version int    `json:"version"`
-	Inode   uint64 `json:"inode"` // of the directory that the driver made
+	Inode   uint64 `json:"inode"` // of the directory that the driver created
 	Volume
 }
 
-// ref is the ID taken apart. Records are written with good ones.
+// ref returns the parsed ID, which is valid in a record.
 func (r volumeRecord) ref() volumeRef {
 	ref, _ := parseVolumeID(r.ID)
 	ref.SubDir, ref.Digest = r.SubDir, ""
@@ -63,8 +62,8 @@ func (r volumeRecord) ref() volumeRef {
 
 func (r volumeRecord) temp() string { return tempOf("volume", r.Name, r.SubDir, r.SourceID) }
 
-// tempOf is where something is made. It follows from what is asked for, so that a
-// repeated request finds what the first one did.
+// tempOf returns the directory in which a volume or snapshot is created. It follows from
+// the request, so that a retry finds what the first attempt did.
 func tempOf(kind, name, place, source string) string {
 	return path.Join(dirTmp, digest(strings.Join([]string{kind, name, place, source}, "\x00")))
 }
@@ -84,15 +83,15 @@ func (s *store) readVolumeFile(name string) (r volumeRecord, err error) {
 	return r, nil
 }
 
-// work runs fn for an export that has volumes. A key has to name the whole work.
-func work[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*job, *store) (T, error)) (T, error) {
+// withStore runs fn with the store of an export. The key must identify the whole operation.
+func withStore[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*job, *store) (T, error)) (T, error) {
 	v, err := b.servers.Do(ctx, e, key, func(j *job) (any, error) {
 		var v T
 		err := b.exports.Use(e, func(s *store) (err error) {
 			v, err = fn(j, s)
 			return err
 		})
-		if path := (*fs.PathError)(nil); errors.As(err, &path) { // it knows the path in the export alone
+		if path := (*fs.PathError)(nil); errors.As(err, &path) { // its path is relative to the export
 			err = fmt.Errorf("%s: %w", e, err)
 		}
 		return v, err
@@ -101,12 +100,13 @@ func work[T any](ctx context.Context, b *dirBackend, e export, key string, fn fu
 	return t, err
 }
 
-// look is work that only reads. Whoever joined an earlier call asks once more: what that one
-// found may be older than what was done since, and was answered.
-func look[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*store) (T, error)) (T, error) {
+// queryStore is withStore for an fn that only reads. If the call joined an earlier one, it
+// runs once more: the earlier result may predate a change that has since been reported as
+// done.
+func queryStore[T any](ctx context.Context, b *dirBackend, e export, key string, fn func(*store) (T, error)) (T, error) {
 	for again := false; ; again = true {
 		var own atomic.Bool
-		v, err := work(ctx, b, e, key, func(_ *job, s *store) (T, error) {
+		v, err := withStore(ctx, b, e, key, func(_ *job, s *store) (T, error) {
 			own.Store(true)
 			return fn(s)
 		})
@@ -126,7 +126,7 @@ func (b *dirBackend) CreateVolume(ctx context.Context, spec VolumeSpec) (Volume,
 		return Volume{}, fail(op, spec.Name, "%w", err)
 	}
 	key := fmt.Sprintf("%s %s (%s)", op, spec.Ref.source(spec.Ref.SubDir), digest(string(whole))[:8])
-	v, err := work(ctx, b, spec.Ref.export, key, func(j *job, s *store) (Volume, error) {
+	v, err := withStore(ctx, b, spec.Ref.export, key, func(j *job, s *store) (Volume, error) {
 		return b.create(j, s, spec)
 	})
 	if err != nil {
@@ -137,8 +137,8 @@ func (b *dirBackend) CreateVolume(ctx context.Context, spec VolumeSpec) (Volume,
 
 func (b *dirBackend) allowed(e export) error { return allowed(b.known, e) }
 
-// allowed: with a list of exports, the driver touches no other ones. How they are
-// mounted does not matter.
+// allowed returns an error if there is a list of known exports and e is not in it. Mount
+// options do not matter.
 func allowed(known []export, e export) error {
 	if known != nil && !slices.ContainsFunc(known, func(k export) bool { return compareExports(k, e) == 0 }) {
 		return fmt.Errorf("%w: the export %s is not one of -exports", errInvalid, e)
@@ -160,16 +160,16 @@ func (b *dirBackend) create(j *job, s *store, spec VolumeSpec) (Volume, error) {
 	if diff := r.differences(spec); len(diff) > 0 {
 		return Volume{}, fmt.Errorf("%s %w: %s", s.where(spec.Ref.SubDir), errConflict, strings.Join(diff, "; "))
 	}
-	return r.Volume, unsettled(s.placeVolume(r))
+	return r.Volume, incomplete(s.placeVolume(r))
 }
 
-// checkPlace finds out whether a volume can be where none is: not within another one,
-// not in the place of somebody's files, and not for a name that has one elsewhere. errFaster:
-// one is there meanwhile. It is called with change held.
+// checkPlace checks whether a volume can be created at its subDir: not inside another
+// volume, not in place of foreign files, and not if a volume with its name exists.
+// errCreatedConcurrently: its record exists by now. It is called with change held.
 func (s *store) checkPlace(spec VolumeSpec) error {
 	subDir := spec.Ref.SubDir
 	if _, err := s.own.Lstat(path.Join(dirVolumes, digest(subDir)+extRecord)); err == nil {
-		return errFaster
+		return errCreatedConcurrently
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -197,12 +197,12 @@ func (s *store) checkPlace(spec VolumeSpec) error {
 	return nil
 }
 
-var errFaster = errors.New("somebody else was faster")
+var errCreatedConcurrently = errors.New("created concurrently by another call")
 
 func (s *store) notInside(subDir string) error {
 	for parent := path.Dir(subDir); parent != "."; parent = path.Dir(parent) {
 		if r, err := s.readVolume(digest(parent)); err == nil {
-			return fmt.Errorf("%s %w: it is inside of volume %q; choose another subDir", s.where(subDir), errConflict, r.ID)
+			return fmt.Errorf("%s %w: it is inside volume %q; choose another subDir", s.where(subDir), errConflict, r.ID)
 		} else if !errors.Is(err, errNotFound) {
 			return err
 		}
@@ -215,26 +215,26 @@ func (s *store) nothingAt(subDir string) error {
 	if err == nil {
 		defer parent.Close()
 		if _, err = parent.Lstat(base); err == nil {
-			return fmt.Errorf("%s %w: something is there that is not a volume of this driver; choose another subDir, or make a PersistentVolume for it by hand", s.where(subDir), errConflict)
+			return fmt.Errorf("%s %w: the existing file or directory is not a volume of this driver; choose another subDir, or create a PersistentVolume for it by hand", s.where(subDir), errConflict)
 		}
 	}
 	return ignoreMissing(err)
 }
 
-// make builds the directory beside its place, and then the record: from there on the
-// volume exists.
+// make creates the directory in tmp, and then the record: from then on the volume
+// exists.
 func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, err error) {
 	temp, key := tempOf("volume", spec.Name, spec.Ref.SubDir, spec.SourceID), digest(spec.Ref.SubDir)
-	done, err := s.startMaking(temp)
+	done, err := s.claimTemp(temp)
 	if err != nil {
 		return r, err
 	}
 	defer done()
 	defer func() {
-		if errors.Is(err, errFaster) {
-			r, err = b.giveWay(s, temp, key)
+		if errors.Is(err, errCreatedConcurrently) {
+			r, err = b.useExisting(s, temp, key)
 		} else if final(err) {
-			err = b.giveUp(s, temp, err)
+			err = b.discard(s, temp, err)
 		}
 	}()
 	if err := s.changing(func() error { return s.checkPlace(spec) }); err != nil { // before anything is copied
@@ -254,7 +254,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return volumeRecord{}, err
 	}
-	inode, _, err := s.fill(temp, spec.SourceID, spec.CopyInUse, spec.Access, b.exports, s.getsOn(j, temp))
+	inode, _, err := s.fill(temp, spec.SourceID, spec.CopyInUse, spec.Access, b.exports, s.progressOf(j, temp))
 	if err != nil {
 		return volumeRecord{}, err
 	}
@@ -271,7 +271,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 		if err := s.checkPlace(spec); err != nil {
 			return err
 		}
-		// First, so that nothing else can be made in their place.
+		// First, so that nothing else can be created in their place.
 		made, err := s.makeParents(spec.Ref.SubDir)
 		hint := path.Join(dirNames, digest(spec.Name))
 		if err == nil {
@@ -289,19 +289,19 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	return r, err
 }
 
-// startMaking is for who makes something in temp: of two at once, one would go on in what
-// the other one has put in its place. errBusy: somebody does, which may be a request that nobody
-// waits for any more, and that wants something else of the same name.
-func (s *share) startMaking(temp string) (done func(), err error) {
-	if _, taken := s.making.LoadOrStore(temp, true); taken {
-		return nil, fmt.Errorf("%w: an earlier request of this name, with other properties, is not finished", errBusy)
+// claimTemp claims a directory in tmp until done is called: of two calls that fill it, one
+// would write to what the other one has already moved to its final path. errBusy: an
+// earlier call, which may have timed out, is still creating a different object of this name.
+func (s *share) claimTemp(temp string) (done func(), err error) {
+	if _, taken := s.claimed.LoadOrStore(temp, true); taken {
+		return nil, fmt.Errorf("%w: an earlier request with this name and other properties is in flight", errBusy)
 	}
-	return func() { s.making.Delete(temp) }, nil
+	return func() { s.claimed.Delete(temp) }, nil
 }
 
-// giveWay returns the volume that somebody else has made meanwhile, and throws away what was
-// made in temp in vain, unless it is what that one is about to place.
-func (b *dirBackend) giveWay(s *store, temp, key string) (r volumeRecord, err error) {
+// useExisting returns the volume that another call created concurrently, and moves temp to
+// the trash, unless it is the directory of that volume and still to be moved.
+func (b *dirBackend) useExisting(s *store, temp, key string) (r volumeRecord, err error) {
 	defer b.clean(s.export)
 	err = s.changing(func() error {
 		if r, err = s.readVolume(key); err != nil {
@@ -315,12 +315,12 @@ func (b *dirBackend) giveWay(s *store, temp, key string) (r volumeRecord, err er
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return s.throwAway(s.own, temp)
+		return s.moveToTrash(s.own, temp)
 	})
 	return r, err
 }
 
-// placeVolume moves a volume to where it belongs, or sees that this was done.
+// placeVolume moves a volume to its final path, or checks that it is there.
 func (s *store) placeVolume(r volumeRecord) error {
 	subDir := r.ref().SubDir
 	return s.changing(func() error {
@@ -351,23 +351,23 @@ func (s *store) placeVolume(r volumeRecord) error {
 	})
 }
 
-// errDeleted: what has no directory has no record either, since this moment.
-var errDeleted = fmt.Errorf("%w: it was deleted this moment", errBusy)
+// errDeleted: the directory is missing because the record was deleted concurrently.
+var errDeleted = fmt.Errorf("%w: it was deleted concurrently", errBusy)
 
-// isDeleted tells from the attempt to read a record again whether that is gone.
+// isDeleted reports, from the result of reading a record again, whether it was deleted.
 func isDeleted(now, was string, err error) bool {
 	return errors.Is(err, errNotFound) || err == nil && now != was
 }
 
-// place moves what was made in temp to where it belongs, or sees that this was done. It
-// is called with change held.
+// place moves the directory in temp to its final path, or checks that it is there. It is
+// called with change held.
 func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64) error {
 	has, err := s.isDirectory(to, name, shown)
 	if errors.Is(err, fs.ErrNotExist) {
 		data := path.Join(temp, "data")
 		made, err := s.isDirectory(s.own, data, path.Join(storeName, data))
 		if errors.Is(err, fs.ErrNotExist) || err == nil && made != inode {
-			return fmt.Errorf("%w: %s is gone; delete the volume, or restore the directory and its inode number in the record", errDamaged, s.where(shown))
+			return fmt.Errorf("%w: %s is missing; delete the volume, or restore the directory and write its inode number into the record", errDamaged, s.where(shown))
 		}
 		if err != nil {
 			return err
@@ -378,7 +378,7 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 	} else if err != nil {
 		return err
 	} else if has != inode {
-		return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d); %s", errRefused, s.where(shown), has, inode, replacedHint)
+		return fmt.Errorf("%w: %s is not the directory that the driver created (inode %d, not %d); %s", errRefused, s.where(shown), has, inode, replacedHint)
 	}
 	if err := syncDir(to, "."); err != nil { // of an earlier attempt, too
 		return err
@@ -386,40 +386,40 @@ func (s *store) place(temp string, to *os.Root, name, shown string, inode uint64
 	return errors.Join(remove(s.own, path.Join(temp, "source")), remove(s.own, temp))
 }
 
-// giveUp leaves nothing of what a final error was the end of. If it cannot, the error is
-// not final. Only a copy of what is in use is kept for an hour: COs try again, and would
-// copy all of it each time.
-func (b *dirBackend) giveUp(s *store, temp string, err error) error {
+// discard moves temp to the trash after a final error. If that fails, the error is not
+// final. Only a copy of a source in use is kept, for an hour: COs retry, and each attempt
+// would copy everything again.
+func (b *dirBackend) discard(s *store, temp string, err error) error {
 	if errors.Is(err, errInUse) {
-		b.cleanLater(s.export, keptInUse+time.Minute) // nobody may ask for anything else
+		b.cleanLater(s.export, keptInUse+time.Minute) // there may be no other call for this export
 		long := time.Now().Add(keptInUse - abandonedAfter)
 		return errors.Join(err, s.own.Chtimes(temp, long, long))
 	}
 	defer b.clean(s.export)
-	if left := s.throwAway(s.own, temp); left != nil {
-		return unsettled(errors.Join(err, left))
+	if left := s.moveToTrash(s.own, temp); left != nil {
+		return incomplete(errors.Join(err, left))
 	}
 	return err
 }
 
-// keptInUse is how long a copy of what is in use is kept for the next attempt.
+// keptInUse is how long a partial copy of a source in use is kept for the next attempt.
 const keptInUse = time.Hour
 
-const replacedHint = "if it was restored from a backup, write its inode number into the record; if it is somebody else's, remove the record, and the driver forgets the volume"
+const replacedHint = "if it was restored from a backup, write its inode number into the record; otherwise remove the record, and the driver no longer manages the volume"
 
-// chooseSize is what a volume promises. Nothing on NFS enforces it; what can be said
-// is that an export has less than that altogether.
+// chooseSize returns the capacity to record for a volume. NFS does not enforce it; a size
+// is only refused if the whole export is smaller.
 func (s *store) chooseSize(r CapacityRange, has int64) (int64, error) {
 	size := max(r.Required, has)
 	if !r.contains(size) {
-		return 0, fmt.Errorf("%w: the volume, or its source, has %d bytes, and at most %d are wanted", errOutOfRange, size, r.Limit)
+		return 0, fmt.Errorf("%w: the size is at least %d bytes, and the limit is %d", errOutOfRange, size, r.Limit)
 	}
 	total, _, err := s.statfs()
 	if err != nil {
 		return 0, err
 	}
 	if size > has && size > total {
-		return 0, fmt.Errorf("%w: %d bytes are wanted, and all of %s has %d", errOutOfRange, size, s.where(), total)
+		return 0, fmt.Errorf("%w: %d bytes are required, and the size of %s is %d", errOutOfRange, size, s.where(), total)
 	}
 	return size, nil
 }
@@ -437,13 +437,13 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 	const op = "delete volume"
 	ref, err := parseVolumeID(id)
 	if err != nil {
-		b.log.Warn("asked to delete a volume whose ID is not this driver's; nothing is touched", "volume_id", id, "error", err)
+		b.log.Warn("ignore DeleteVolume: the ID is not of this driver", "volume_id", id, "error", err)
 		return nil
 	}
 	if b.allowed(ref.export) != nil {
-		return fail(op, id, "%w: the export %s is not one of -exports; nothing is touched", errRefused, ref.export)
+		return fail(op, id, "%w: the export %s is not one of -exports; nothing is changed", errRefused, ref.export)
 	}
-	_, err = work(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
+	_, err = withStore(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
 		if err := s.begin(); err != nil {
 			return nil, err
 		}
@@ -459,7 +459,7 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 	return nil
 }
 
-// deleteByID deletes the volume that has the ID, or goes on with it. It is called with
+// deleteByID deletes the volume with the ID, or resumes its deletion. It is called with
 // change held.
 func (s *store) deleteByID(id, key string) error {
 	r, err := s.readVolume(key)
@@ -470,7 +470,7 @@ func (s *store) deleteByID(id, key string) error {
 	if err != nil {
 		return err
 	}
-	if meant, err := s.meant(id, r.ID); err != nil || !meant {
+	if meant, err := s.matchesRecord(id, r.ID); err != nil || !meant {
 		return err
 	}
 	if begun {
@@ -479,28 +479,28 @@ func (s *store) deleteByID(id, key string) error {
 	return s.delete(r)
 }
 
-// meant reports whether a deletion is of what has a record, and not of something earlier
-// in its place. errRefused: neither, somebody has changed the ID.
-func (s *store) meant(id, has string) (bool, error) {
+// matchesRecord reports whether an ID to delete is that of the record, and not of an
+// earlier object in its place. errRefused: the nonces are equal, but one ID was edited.
+func (s *store) matchesRecord(id, has string) (bool, error) {
 	if id == has {
 		return true, nil
 	}
 	if nonceOf(id) == nonceOf(has) {
-		return false, fmt.Errorf("%w: what is there has the ID %q; nothing is touched", errRefused, has)
+		return false, fmt.Errorf("%w: the record has the ID %q; nothing is changed", errRefused, has)
 	}
-	s.log.Warn("asked to delete what is gone; nothing is touched: what is in its place was made since", "id", id, "there_is", has)
+	s.log.Warn("ignore deletion: the ID was deleted earlier, and a newer one is in its place", "id", id, "newer_id", has)
 	return false, nil
 }
 
-// delete begins with what cannot be taken back: the record says that the deletion goes
-// on until it is done. It is called with change held.
+// delete renames the record, which commits the deletion: from then on it will be
+// completed. It is called with change held.
 func (s *store) delete(r volumeRecord) error {
 	ref := r.ref()
 	key := path.Join(dirVolumes, digest(ref.SubDir))
 	if ref.OnDelete != retainDir {
-		err := s.ifThere(ref.SubDir, func(_ *os.Root, _ string, has uint64) error {
+		err := s.ifExists(ref.SubDir, func(_ *os.Root, _ string, has uint64) error {
 			if has != r.Inode {
-				return fmt.Errorf("%w: %s is not the directory that the driver made (inode %d, not %d), and stays; %s", errRefused, s.where(ref.SubDir), has, r.Inode, replacedHint)
+				return fmt.Errorf("%w: %s is not the directory that the driver created (inode %d, not %d), and is not deleted; %s", errRefused, s.where(ref.SubDir), has, r.Inode, replacedHint)
 			}
 			return nil
 		})
@@ -514,8 +514,8 @@ func (s *store) delete(r volumeRecord) error {
 	return s.finishDelete(digest(ref.SubDir))
 }
 
-// ifThere calls fn with the directory at a subDir, if there is something.
-func (s *store) ifThere(subDir string, fn func(parent *os.Root, name string, inode uint64) error) error {
+// ifExists calls fn with the directory at a subDir, if it exists.
+func (s *store) ifExists(subDir string, fn func(parent *os.Root, name string, inode uint64) error) error {
 	parent, name, err := s.parentOf(subDir)
 	if err != nil {
 		return ignoreMissing(err)
@@ -531,9 +531,9 @@ func (s *store) ifThere(subDir string, fn func(parent *os.Root, name string, ino
 	return fn(parent, name, inode)
 }
 
-// finishDelete does what onDelete says with the directory of a volume whose deletion
-// has begun, if there is one. The record goes last; where there is one of a successor,
-// the rest was done. It is called with change held.
+// finishDelete deletes, archives or retains the directory of a volume whose deletion
+// has begun, if there is one. The record is removed last; if a newer volume has a record,
+// the rest is done. It is called with change held.
 func (s *store) finishDelete(key string) error {
 	name := path.Join(dirVolumes, key+extDeleting)
 	r, err := s.readVolumeFile(name)
@@ -543,26 +543,26 @@ func (s *store) finishDelete(key string) error {
 	if err != nil {
 		return err
 	}
-	if s.isThere(path.Join(dirVolumes, key+extRecord)) {
+	if s.exists(path.Join(dirVolumes, key+extRecord)) {
 		return remove(s.own, name)
 	}
 	if err := syncDir(s.own, dirVolumes); err != nil { // before anything is moved
 		return err
 	}
 	ref := r.ref()
-	// One that was never placed has nothing that anybody saw.
-	if err := s.throwAway(s.own, r.temp()); err != nil {
+	// A directory in tmp was never visible to a node.
+	if err := s.moveToTrash(s.own, r.temp()); err != nil {
 		return err
 	}
 	if ref.OnDelete != retainDir {
-		err := s.ifThere(ref.SubDir, func(parent *os.Root, base string, has uint64) error {
+		err := s.ifExists(ref.SubDir, func(parent *os.Root, base string, has uint64) error {
 			switch {
-			case has != r.Inode: // it is done, and another one is there
+			case has != r.Inode: // done already, and another directory is there
 				return nil
 			case ref.OnDelete == archiveDir:
 				return s.archive(parent, base, ref.SubDir)
 			default:
-				return s.throwAway(parent, base)
+				return s.moveToTrash(parent, base)
 			}
 		})
 		if err != nil {
@@ -578,8 +578,8 @@ func (s *store) finishDelete(key string) error {
 	return remove(s.own, name)
 }
 
-// archive renames the directory to archived-NAME beside it, or archived-NAME.2 and
-// so on: nothing that was archived is overwritten.
+// archive renames the directory to archived-NAME, or archived-NAME.2 and so on, because an
+// existing archive is not overwritten.
 func (s *store) archive(parent *os.Root, base, subDir string) error {
 	for n := 1; n < math.MaxInt16; n++ {
 		to := "archived-" + shorten(base, 200)
@@ -594,15 +594,14 @@ func (s *store) archive(parent *os.Root, base, subDir string) error {
 		if err := parent.Rename(base, to); err != nil {
 			return ignoreMissing(err)
 		}
-		s.log.Info("archived a volume", "path", s.where(path.Dir(subDir), to))
+		s.log.Info("archived volume", "path", s.where(path.Dir(subDir), to))
 		return syncDir(parent, ".")
 	}
 	return fmt.Errorf("%w: %s has too many archives", errRefused, s.where(subDir))
 }
 
-// removeParents removes the directories that were made for a subDir of several parts,
-// the last n of them, as long as they are empty: by rmdir, which cannot remove more than
-// that.
+// removeParents removes the last n parent directories of a subDir as long as they are
+// empty, with rmdir, which cannot remove a directory with content.
 func (s *store) removeParents(subDir string, n int) {
 	for dir := path.Dir(subDir); dir != "." && n > 0; dir = path.Dir(dir) {
 		n--
@@ -627,19 +626,19 @@ func (b *dirBackend) ExpandVolume(ctx context.Context, id string, r CapacityRang
 	if err != nil {
 		return Volume{}, fail(op, id, "%w", err)
 	}
-	v, err := work(ctx, b, ref.export, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(_ *job, s *store) (Volume, error) {
+	v, err := withStore(ctx, b, ref.export, fmt.Sprintf("%s %s to %d..%d", op, id, r.Required, r.Limit), func(_ *job, s *store) (Volume, error) {
 		v, err := s.volume(ref)
 		if err != nil {
 			return Volume{}, err
 		}
-		if err := s.hold(); err != nil {
+		if err := s.acquireLock(); err != nil {
 			return v.Volume, err
 		}
 		size, err := s.chooseSize(r, v.CapacityBytes)
 		if err != nil {
 			return v.Volume, err
 		}
-		if size == v.CapacityBytes { // maybe only since an earlier attempt
+		if size == v.CapacityBytes { // possibly written by an earlier attempt
 			return v.Volume, syncDir(s.own, dirVolumes)
 		}
 		v.CapacityBytes = size
@@ -661,14 +660,14 @@ func (b *dirBackend) GetVolume(ctx context.Context, id string) (Volume, error) {
 	if err != nil {
 		return Volume{}, fail(op, id, "%w", err)
 	}
-	r, err := look(ctx, b, ref.export, op+" "+id, func(s *store) (volumeRecord, error) { return s.volume(ref) })
+	r, err := queryStore(ctx, b, ref.export, op+" "+id, func(s *store) (volumeRecord, error) { return s.volume(ref) })
 	if err != nil {
 		return Volume{}, fail(op, id, "%w", err)
 	}
 	return r.Volume, nil
 }
 
-// parse returns errNotFound for an ID of which the driver has no volume.
+// parse returns errNotFound for an ID that no volume of this driver can have.
 func (b *dirBackend) parse(id string) (volumeRef, error) {
 	ref, err := parseVolumeID(id)
 	if err != nil || b.allowed(ref.export) != nil {
@@ -677,7 +676,7 @@ func (b *dirBackend) parse(id string) (volumeRef, error) {
 	return ref, nil
 }
 
-// volume returns errNotFound for a volume that is not there, or has another ID.
+// volume returns errNotFound if there is no such volume, or if its ID differs.
 func (s *store) volume(ref volumeRef) (volumeRecord, error) {
 	if err := s.open(); err != nil {
 		return volumeRecord{}, err
@@ -689,7 +688,7 @@ func (s *store) volume(ref volumeRef) (volumeRecord, error) {
 	return r, err
 }
 
-// openVolume opens the directory of a volume, to read it.
+// openVolume opens the directory of a volume for reading.
 func (s *store) openVolume(r volumeRecord) (*os.File, error) {
 	if err := s.placeVolume(r); err != nil {
 		return nil, err
@@ -700,11 +699,11 @@ func (s *store) openVolume(r volumeRecord) (*os.File, error) {
 		return nil, err
 	}
 	defer parent.Close()
-	return openMade(parent, name, r.Inode)
+	return openCreated(parent, name, r.Inode)
 }
 
-// openMade opens a directory that the driver made, to read it.
-func openMade(dir *os.Root, name string, inode uint64) (*os.File, error) {
+// openCreated opens a directory that the driver created, for reading.
+func openCreated(dir *os.Root, name string, inode uint64) (*os.File, error) {
 	sub, err := openDirectory(dir, name)
 	if err != nil {
 		return nil, err
@@ -716,7 +715,7 @@ func openMade(dir *os.Root, name string, inode uint64) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && inodeOf(info) != inode {
-		err = errBusy // it was replaced this moment
+		err = errBusy // replaced concurrently
 	}
 	if err != nil {
 		f.Close()
@@ -734,7 +733,7 @@ func (b *dirBackend) Capacity(ctx context.Context, e export) (free, total int64,
 		if err := b.allowed(e); err != nil {
 			return 0, 0, fail("capacity of", e.String(), "%w", err)
 		}
-		size, err := work(ctx, b, e, "capacity of "+e.String(), func(_ *job, s *store) ([2]int64, error) {
+		size, err := withStore(ctx, b, e, "capacity of "+e.String(), func(_ *job, s *store) ([2]int64, error) {
 			total, free, err := s.statfs()
 			return [2]int64{free, total}, err
 		})

@@ -39,7 +39,7 @@ func newLocalController(t *testing.T, known ...export) (c *co, share string) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	c = &co{t: t, class: map[string]string{paramServer: "nas", paramShare: "/srv"}, controller: direct{to: newController(b, known != nil)}, patience: time.Minute}
+	c = &co{t: t, class: map[string]string{paramServer: "nas", paramShare: "/srv"}, controller: direct{to: newController(b, known != nil)}, timeout: time.Minute}
 	return c, share
 }
 
@@ -337,7 +337,7 @@ func TestOneSnapshotAtATime(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	must(t, c.backend().exports.Use(testExport, func(s *store) error {
-		done, err := s.startMaking(tempOf("snapshot", "snap", "", v.GetVolumeId()))
+		done, err := s.claimTemp(tempOf("snapshot", "snap", "", v.GetVolumeId()))
 		must(t, err)
 		_, err = c.snapshot("snap", v.GetVolumeId())
 		refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")

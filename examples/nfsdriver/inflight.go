@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// job is a piece of work on a server, as those who wait for it and the debug page see
-// it. What takes long says how far it got: a copy that goes on for an hour is not
-// a server that hangs.
+// job is an operation in flight on a server, with its progress, for its callers and the
+// debug page. Progress distinguishes a copy that takes an hour from a server that does
+// not respond.
 type job struct {
 	key   string
 	of    *server
-	users int  // callers; guarded by server.mu
+	users int  // callers that wait; guarded by server.mu
 	runs  bool // guarded by server.mu
 
 	mu    sync.Mutex
@@ -24,7 +24,7 @@ type job struct {
 	files, bytes atomic.Int64
 }
 
-// Progress says that the work is getting on, and so that the server answers.
+// Progress records progress, and with it that the server responds.
 func (j *job) Progress(files, bytes int64) {
 	if j == nil {
 		return
@@ -43,7 +43,7 @@ func (j *job) idle() time.Duration {
 	return time.Since(j.last)
 }
 
-// watch calls fn once the job made no progress for d, unless stop comes first.
+// watch calls fn once the job made no progress for d, unless stop is called first.
 func (j *job) watch(d time.Duration, fn func()) (stop func()) {
 	end := make(chan struct{})
 	go func() {
@@ -85,7 +85,7 @@ func (s *server) job(key string) *job {
 	return j
 }
 
-// begin is called by the work itself.
+// begin is called by the goroutine that runs the operation.
 func (s *server) begin(key string) *job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,8 +105,8 @@ func (s *server) leave(j *job) {
 	s.drop(j)
 }
 
-// end is called by the work itself, whose callers may have left: what it found out
-// about the server counts all the same.
+// end is called by the goroutine that runs the operation. Its callers may have returned
+// already: its result still counts for the server's breaker.
 func (s *server) end(j *job, err error) {
 	s.report(false, err)
 	s.mu.Lock()
@@ -132,7 +132,7 @@ type jobRow struct {
 	Waiting  int // callers
 }
 
-// Jobs lists the work under way, the oldest first.
+// Jobs lists the operations in flight, the oldest first.
 func (s *servers) Jobs() []jobRow {
 	var rows []jobRow
 	for _, srv := range s.all() {

@@ -34,12 +34,12 @@ func TestCopyStillClock(t *testing.T) {
 					return time.Now().Add(ahead), nil
 				}
 				var got []bool
-				at, err := copyStill(time.Time{}, clock, func(since time.Time) (saw changes, err error) {
+				at, err := copyConsistent(time.Time{}, clock, func(since time.Time) (saw changes, err error) {
 					n++
 					began = time.Now()
 					time.Sleep(length)
-					got = append(got, since.Equal(beforeAll))
-					if since.Equal(beforeAll) || n < len(test.want)-1 {
+					got = append(got, since.Equal(beginningOfTime))
+					if since.Equal(beginningOfTime) || n < len(test.want)-1 {
 						saw.count = 1
 					}
 					return saw, nil
@@ -67,14 +67,14 @@ func TestCopyStillClock(t *testing.T) {
 func TestCopyStillClockBetweenAttempts(t *testing.T) {
 	now := time.Now()
 	var got []time.Time
-	_, err := copyStill(now.Add(time.Hour), func() (time.Time, error) { return now, nil }, func(since time.Time) (changes, error) {
+	_, err := copyConsistent(now.Add(time.Hour), func() (time.Time, error) { return now, nil }, func(since time.Time) (changes, error) {
 		got = append(got, since)
 		return changes{}, nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 2 || !got[0].Equal(beforeAll) {
+	if len(got) != 2 || !got[0].Equal(beginningOfTime) {
 		t.Errorf("what is copied is what changed since %v, want all at first", got)
 	}
 }
@@ -83,7 +83,7 @@ func TestCopyStillClockBetweenAttempts(t *testing.T) {
 func TestCopyStillFuture(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saw := changes{count: 1, newest: time.Now().Add(time.Hour), name: "future"}
-		_, err := copyStill(time.Time{}, func() (time.Time, error) { return time.Now(), nil }, func(time.Time) (changes, error) { return saw, nil })
+		_, err := copyConsistent(time.Time{}, func() (time.Time, error) { return time.Now(), nil }, func(time.Time) (changes, error) { return saw, nil })
 		if !errors.Is(err, errInUse) || !strings.Contains(err.Error(), `"future"`) || !strings.Contains(err.Error(), "still to come; set the clock right") {
 			t.Error(err)
 		}

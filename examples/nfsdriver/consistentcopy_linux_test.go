@@ -53,7 +53,7 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 		},
 	}
 	passes, of := 0, origins{}
-	_, err := copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
+	_, err := copyConsistent(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
 		saw, err = copyPass(t, dst, src, since, of, func(int64, int64) {})
 		if passes < len(between) {
 			between[passes]()
@@ -93,7 +93,7 @@ func TestCopyInUse(t *testing.T) {
 				must(t, errors.Join(ignoreMissing(os.Remove(log)), os.WriteFile(log, fmt.Append(nil, n), 0o600)))
 			})
 			if err != nil {
-				err = b.giveUp(s, temp, err)
+				err = b.discard(s, temp, err)
 			}
 			return err
 		})
@@ -136,7 +136,7 @@ func TestCopyInUseForgotten(t *testing.T) {
 			if err == nil { // what waits here takes no time, and the file system's clock does not run with it
 				err = errInUse
 			}
-			if err := b.giveUp(s, temp, err); !errors.Is(err, errInUse) {
+			if err := b.discard(s, temp, err); !errors.Is(err, errInUse) {
 				t.Error(err)
 			}
 			return nil
@@ -207,7 +207,7 @@ func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 	t.Helper()
 	pass := 0
 	of := origins{}
-	_, err := copyStill(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
+	_, err := copyConsistent(time.Time{}, func() (time.Time, error) { return touched(t, dst), nil }, func(since time.Time) (saw changes, err error) {
 		pass++
 		step := 0
 		return copyPass(t, dst, src, since, of, func(int64, int64) {
