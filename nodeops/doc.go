@@ -51,7 +51,7 @@
 // line. The metrics are csikit.nodeops.operation.duration (seconds, by op and gRPC
 // code), csikit.nodeops.formats (mkfs runs), csikit.nodeops.parked and
 // csikit.nodeops.parked.oldest (work that hangs in the kernel; an alert on the latter
-// finds the dead server). [Node.Inspect] lists that work by path.
+// finds the dead server). [Node.InFlight] lists that work by path.
 //
 // # Privileges
 //

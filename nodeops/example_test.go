@@ -29,11 +29,11 @@ func device(volumeID string) nodeops.Device {
 func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
 	mount := req.GetVolumeCapability().GetMount()
 	if mount == nil { // raw block is published from the device itself
-		return &csi.NodeStageVolumeResponse{}, n.ops.StageBlock(ctx, nodeops.BlockStage{
+		return &csi.NodeStageVolumeResponse{}, n.ops.StageBlock(ctx, nodeops.StageBlockRequest{
 			VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), StagingTargetPath: req.GetStagingTargetPath(),
 		})
 	}
-	return &csi.NodeStageVolumeResponse{}, n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
+	return &csi.NodeStageVolumeResponse{}, n.ops.StageFilesystem(ctx, nodeops.StageFilesystemRequest{
 		VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), StagingTargetPath: req.GetStagingTargetPath(),
 		FSType: mount.GetFsType(), MountFlags: mount.GetMountFlags(), MountGroup: mount.GetVolumeMountGroup(),
 		MustHoldData: req.GetVolumeContext()["restored"] == "true", // never formatted, whatever is found
@@ -42,22 +42,22 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 
 func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
-		return &csi.NodePublishVolumeResponse{}, n.ops.PublishFilesystem(ctx, nodeops.FilesystemPublish{
+		return &csi.NodePublishVolumeResponse{}, n.ops.PublishFilesystem(ctx, nodeops.PublishFilesystemRequest{
 			VolumeID: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(), Device: device(req.GetVolumeId()),
 			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: req.GetReadonly(),
 		})
 	}
-	return &csi.NodePublishVolumeResponse{}, n.ops.PublishBlock(ctx, nodeops.BlockPublish{
+	return &csi.NodePublishVolumeResponse{}, n.ops.PublishBlock(ctx, nodeops.PublishBlockRequest{
 		VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), TargetPath: req.GetTargetPath(), ReadOnly: req.GetReadonly(),
 	})
 }
 
 func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
+	return &csi.NodeUnpublishVolumeResponse{}, n.ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: req.GetVolumeId(), TargetPath: req.GetTargetPath()})
 }
 
 func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	return &csi.NodeUnstageVolumeResponse{}, n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath())
+	return &csi.NodeUnstageVolumeResponse{}, n.ops.Unstage(ctx, nodeops.UnstageRequest{VolumeID: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath()})
 }
 
 // The node service of a driver for block devices. Give it to package csiserver, with
@@ -98,7 +98,7 @@ func ExampleNode_PublishShare() {
 	publish := func(ctx context.Context, ops *nodeops.Node, target, credentials string) error {
 		ctx, cancel := context.WithTimeout(ctx, 110*time.Second) // kubelet's are 120
 		defer cancel()
-		return ops.PublishShare(ctx, nodeops.SharePublish{
+		return ops.PublishShare(ctx, nodeops.PublishShareRequest{
 			VolumeID: "vol-1", Source: "//files.example.com/homes", FSType: "cifs", TargetPath: target,
 			MountFlags: []string{"vers=3.1.1", "credentials=" + credentials},
 		})
@@ -126,9 +126,9 @@ func ExampleNode_Expand() {
 
 // What hangs in the kernel, and since when: for a page that is looked at when a server
 // is dead.
-func ExampleNode_Inspect() {
+func ExampleNode_InFlight() {
 	report := func(ops *nodeops.Node) {
-		for _, work := range ops.Inspect() {
+		for _, work := range ops.InFlight() {
 			fmt.Printf("%+v\n", work)
 		}
 	}

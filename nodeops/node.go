@@ -53,16 +53,16 @@ type Config struct {
 	// what is on a device cannot be forced, and must not be left behind.
 	Unmount UnmountPolicy
 
-	// UnmountPatience is how long an unmount, or a look whether a busy mount answers,
+	// UnmountTimeout is how long an unmount, or a look whether a busy mount answers,
 	// may take before the mount is said to hang. 0 is 10 seconds. Without a policy
 	// in Unmount it has no meaning.
-	UnmountPatience time.Duration
+	UnmountTimeout time.Duration
 
-	// Abandoned is asked about each path at which a volume that is to be unstaged is
+	// IsOrphaned is asked about each path at which a volume that is to be unstaged is
 	// still published. True says that no pod uses it any more and none will, for
 	// instance because the pod's directory holds nothing but it; it is
 	// unpublished then. nil is false for all. It must not block.
-	Abandoned func(targetPath string) bool
+	IsOrphaned func(targetPath string) bool
 
 	// DeviceCgroup says that the CO keeps the pod of a read-only raw block volume from
 	// writing by the device cgroup, as kubelet does. Then PublishBlock does not make the
@@ -81,18 +81,18 @@ type Node struct {
 	exec      exec.Interface
 	blocking  *blocking.Group
 
-	deviceWait    time.Duration
-	helperTimeout time.Duration
-	unmount       UnmountPolicy
-	patience      time.Duration
-	abandoned     func(string) bool
-	deviceCgroup  bool
-	formats       chan struct{} // has room for as many as may run at once
+	deviceWait     time.Duration
+	helperTimeout  time.Duration
+	unmount        UnmountPolicy
+	unmountTimeout time.Duration
+	isOrphaned     func(string) bool
+	deviceCgroup   bool
+	formats        chan struct{} // has room for as many as may run at once
 
 	mu   sync.Mutex
 	held map[string]chan struct{} // closed when the name is free again
 
-	unmounts atomic.Int64 // how many were begun, see unmountOrLeave
+	unmounts atomic.Int64 // how many were begun, see unmountBounded
 
 	measured  map[string]measurement // by volume path, until it is unpublished or unstaged
 	forgotten int                    // how often one was dropped from it
@@ -102,17 +102,17 @@ type Node struct {
 func New(cfg Config) (*Node, error) {
 	n := &Node{
 		log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking,
-		deviceWait:    cmp.Or(cfg.DeviceWait, 5*time.Second),
-		helperTimeout: cmp.Or(cfg.HelperTimeout, 90*time.Second),
-		unmount:       cfg.Unmount,
-		patience:      cmp.Or(cfg.UnmountPatience, 10*time.Second),
-		abandoned:     cfg.Abandoned,
-		deviceCgroup:  cfg.DeviceCgroup,
+		deviceWait:     cmp.Or(cfg.DeviceWait, 5*time.Second),
+		helperTimeout:  cmp.Or(cfg.HelperTimeout, 90*time.Second),
+		unmount:        cfg.Unmount,
+		unmountTimeout: cmp.Or(cfg.UnmountTimeout, 10*time.Second),
+		isOrphaned:     cfg.IsOrphaned,
+		deviceCgroup:   cfg.DeviceCgroup,
 	}
-	if n.helperTimeout < 0 || n.patience < 0 {
-		return nil, fmt.Errorf("nodeops: HelperTimeout is %v and UnmountPatience %v, want 0 (the default) or more", n.helperTimeout, n.patience)
+	if n.helperTimeout < 0 || n.unmountTimeout < 0 {
+		return nil, fmt.Errorf("nodeops: HelperTimeout is %v and UnmountTimeout %v, want 0 (the default) or more", n.helperTimeout, n.unmountTimeout)
 	}
-	if n.unmount < UnmountWait || n.unmount > UnmountLazily {
+	if n.unmount < UnmountWait || n.unmount > UnmountLazy {
 		return nil, fmt.Errorf("nodeops: there is no UnmountPolicy %d", n.unmount)
 	}
 	if n.log == nil {
@@ -145,9 +145,9 @@ type Device struct {
 	Size   int64  // bytes, exactly
 }
 
-// Inspect lists the work that is under way, oldest first: the key is the path
+// InFlight lists the work that is under way, oldest first: the key is the path
 // that is worked on. What has stood there for minutes hangs in the kernel.
-func (n *Node) Inspect() []blocking.Call { return n.blocking.Snapshot() }
+func (n *Node) InFlight() []blocking.Call { return n.blocking.Snapshot() }
 
 // run does fn as the operation op on the path.
 func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {

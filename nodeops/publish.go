@@ -7,9 +7,9 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// FilesystemPublish asks for a staged file system to be bound into a pod's
+// PublishFilesystemRequest asks for a staged file system to be bound into a pod's
 // directory.
-type FilesystemPublish struct {
+type PublishFilesystemRequest struct {
 	VolumeID          string
 	StagingTargetPath string   // what StageFilesystem mounted
 	Device            Device   // where Path is given: the device that must be mounted there
@@ -26,7 +26,7 @@ type FilesystemPublish struct {
 // KindPrecondition: stage first. Something else mounted at the target is
 // KindConflict with every difference; a dead mount there is taken away and
 // made anew. On an error the target is as it was before, but for dead mounts.
-func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error {
+func (n *Node) PublishFilesystem(ctx context.Context, r PublishFilesystemRequest) error {
 	const op = "publish"
 	for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
 		if err := checkPath(p); err != nil {
@@ -42,8 +42,8 @@ func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error
 	})
 }
 
-// BlockPublish asks for a raw block device to appear at a pod's path.
-type BlockPublish struct {
+// PublishBlockRequest asks for a raw block device to appear at a pod's path.
+type PublishBlockRequest struct {
 	VolumeID   string
 	Device     Device
 	TargetPath string // absolute; a file made by Publish, its parent must exist
@@ -58,7 +58,7 @@ type BlockPublish struct {
 // enforced on the device itself, for as long as every publication of it is
 // read-only; read-only beside read-write on one device is KindPrecondition and
 // names the other path (but see Config.DeviceCgroup). Idempotency and errors are those of PublishFilesystem.
-func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
+func (n *Node) PublishBlock(ctx context.Context, r PublishBlockRequest) error {
 	const op = "publish"
 	if err := checkPath(r.TargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
@@ -68,6 +68,12 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 	})
 }
 
+// UnpublishRequest asks for what is published at a pod's path to be unmounted.
+type UnpublishRequest struct {
+	VolumeID   string // for logs and errors only
+	TargetPath string // absolute
+}
+
 // Unpublish unmounts what is mounted at the target path, file system or block
 // device, stacked mounts included, and removes the path by unlink or rmdir.
 // Nothing mounted and no such path are success. A directory that is not empty
@@ -75,14 +81,14 @@ func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
 //
 // It needs no knowledge about the volume, and never opens or stats what is mounted, which
 // may be dead (but see Config.Unmount).
-func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error {
+func (n *Node) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	const op = "unpublish"
-	if err := checkPath(targetPath); err != nil {
-		return wrap(op, volumeID, targetPath, err)
+	if err := checkPath(r.TargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.runForcing(ctx, op, volumeID, targetPath, func(ctx context.Context) error {
-		defer n.forget(targetPath) // once nothing can be measured there
-		return n.unpublish(ctx, targetPath)
+	return n.runUnmount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
+		defer n.forget(r.TargetPath) // once nothing can be measured there
+		return n.unpublish(ctx, r.TargetPath)
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr mountapi.Attr) error {
+func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, attr mountapi.Attr) error {
 	staging, err := mountapi.Resolve(r.StagingTargetPath)
 	if err != nil && !gone(err) {
 		return err
@@ -52,11 +52,11 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}
-	on, err := n.livingAt(ctx, target)
+	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return err
 	}
-	if why := dead(staging); why != nil {
+	if why := corrupted(staging); why != nil {
 		return faultf(KindPrecondition, "what is mounted at the staging path is dead: unstage and stage the volume again: %w", why)
 	}
 	// What the staging mount has, its binds inherit.
@@ -98,7 +98,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 	return nil
 }
 
-func (n *Node) publishBlock(ctx context.Context, r BlockPublish) error {
+func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest) error {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
@@ -261,7 +261,7 @@ func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 	if err != nil {
 		return err
 	}
-	if err := n.takeDown(ctx, target); err != nil {
+	if err := n.unmountTarget(ctx, target); err != nil {
 		return err
 	}
 	st, err := os.Lstat(target)
@@ -284,16 +284,16 @@ func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 	return nil
 }
 
-// takeDown unmounts what is on the target. The last read-only publication of a
+// unmountTarget unmounts what is on the target. The last read-only publication of a
 // block device takes the device's read-only flag along: it would outlive even the
 // attachment of a loop device, and meet whoever gets that device next.
-func (n *Node) takeDown(ctx context.Context, target string) error {
+func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if dev == nil {
-		return n.unmountOrLeave(ctx, target)
+		return n.unmountBounded(ctx, target)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()

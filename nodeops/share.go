@@ -9,8 +9,8 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// SharePublish asks for a network file system to be mounted at a pod's path.
-type SharePublish struct {
+// PublishShareRequest asks for a network file system to be mounted at a pod's path.
+type PublishShareRequest struct {
 	VolumeID   string
 	Source     string // as the mount helper takes it: "server:/path", "//server/share", "[fd00::1]:/path"
 	FSType     string // "nfs", "cifs", "fuse.sshfs", ...: the program mount.<FSType> is run
@@ -40,7 +40,7 @@ type SharePublish struct {
 // is taken away and made anew. A share that the server does not have is KindNotFound,
 // as far as the helper says so. On an error the target is as it was before, but for
 // dead mounts that are gone.
-func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
+func (n *Node) PublishShare(ctx context.Context, r PublishShareRequest) error {
 	const op = "publish"
 	s, err := checkShare(r)
 	if err != nil {
@@ -51,7 +51,7 @@ func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
 	})
 }
 
-// share is a SharePublish that was read.
+// share is a PublishShareRequest that was read.
 type share struct {
 	source, fsType string
 	opts           mountapi.Options // all of them
@@ -65,7 +65,7 @@ var fsTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_+-]*(\.[A-Za-z0-9_+-
 // who should use Sensitive will.
 var credential = regexp.MustCompile(`(?i)pass|secret|token|key`)
 
-func checkShare(r SharePublish) (share, error) {
+func checkShare(r PublishShareRequest) (share, error) {
 	if err := checkPath(r.TargetPath); err != nil {
 		return share{}, err
 	}

@@ -12,9 +12,9 @@ import (
 // DefaultFSType is used where a request names no file system type.
 const DefaultFSType = "ext4"
 
-// FilesystemStage asks for the file system of a volume to be mounted at its
+// StageFilesystemRequest asks for the file system of a volume to be mounted at its
 // staging path.
-type FilesystemStage struct {
+type StageFilesystemRequest struct {
 	VolumeID          string
 	Device            Device
 	StagingTargetPath string   // absolute; an existing directory
@@ -70,7 +70,7 @@ const (
 // or something that is not known, is KindPrecondition; a device that somebody
 // else holds open, such as the mkfs of an earlier call whose process was killed,
 // is KindBusy.
-func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
+func (n *Node) StageFilesystem(ctx context.Context, r StageFilesystemRequest) error {
 	const op = "stage"
 	if r.FSType == "" {
 		r.FSType = DefaultFSType
@@ -84,7 +84,7 @@ func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
 	})
 }
 
-func checkStage(r FilesystemStage) (mountapi.Options, error) {
+func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	if !slices.Contains(fsTypes(), r.FSType) {
 		return mountapi.Options{}, faultf(KindInvalid, "file system type %q is not supported; use one of %v", r.FSType, fsTypes())
 	}
@@ -126,8 +126,8 @@ func parseGroup(group string) (gid int, err error) {
 	return int(n), nil
 }
 
-// BlockStage asks for the device of a raw block volume to be ready.
-type BlockStage struct {
+// StageBlockRequest asks for the device of a raw block volume to be ready.
+type StageBlockRequest struct {
 	VolumeID          string
 	Device            Device
 	StagingTargetPath string // absolute; nothing is made or mounted there
@@ -137,7 +137,7 @@ type BlockStage struct {
 // right one and that nobody has it mounted as a file system, so that a mistake shows
 // before a pod gets the device. It changes nothing, and there is nothing to unstage.
 // Its errors are those of PublishBlock.
-func (n *Node) StageBlock(ctx context.Context, r BlockStage) error {
+func (n *Node) StageBlock(ctx context.Context, r StageBlockRequest) error {
 	const op = "stage"
 	if err := checkPath(r.StagingTargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
@@ -147,18 +147,24 @@ func (n *Node) StageBlock(ctx context.Context, r BlockStage) error {
 	})
 }
 
+// UnstageRequest asks for what is staged at a path to be unmounted.
+type UnstageRequest struct {
+	VolumeID          string // for logs and errors only
+	StagingTargetPath string // absolute
+}
+
 // Unstage unmounts what is mounted at the staging path, stacked mounts included,
 // and leaves the directory, which the CO made. Nothing mounted and no such path
 // are success. It refuses with KindPrecondition while the volume is published
 // somewhere in this mount namespace, and names those paths; those that
-// Config.Abandoned gives up are unpublished first.
-func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) error {
+// Config.IsOrphaned gives up are unpublished first.
+func (n *Node) Unstage(ctx context.Context, r UnstageRequest) error {
 	const op = "unstage"
-	if err := checkPath(stagingTargetPath); err != nil {
-		return wrap(op, volumeID, stagingTargetPath, err)
+	if err := checkPath(r.StagingTargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.run(ctx, op, volumeID, stagingTargetPath, func(ctx context.Context) error {
-		defer n.forget(stagingTargetPath) // once nothing can be measured there
-		return n.unstage(ctx, stagingTargetPath)
+	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
+		defer n.forget(r.StagingTargetPath) // once nothing can be measured there
+		return n.unstage(ctx, r.StagingTargetPath)
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts mountapi.Options) (err error) {
+func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, opts mountapi.Options) (err error) {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
@@ -34,7 +34,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	readOnly := opts.Attr&mountapi.ReadOnly != 0
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
-		if why := dead(target); why != nil {
+		if why := corrupted(target); why != nil {
 			return n.restage(ctx, r, opts, target, table, why)
 		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
@@ -89,7 +89,7 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 
 // restage makes a mount anew that is dead. It takes the top one alone: what lies below
 // it may live, and is for the next look.
-func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, table table, why error) error {
+func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, opts mountapi.Options, target string, table table, why error) error {
 	// The dead superblock lives as long as one of its mounts, and is what a new one
 	// would show. No final code: the CO would forget what is mounted.
 	on := table.at(target)
@@ -169,7 +169,7 @@ func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err er
 // finishStage does what can be done only to a mounted file system. ext4 was
 // grown before, if it could be: a volume that is in use must not fail to stage
 // because it could not, nor a small btrfs.
-func (n *Node) finishStage(ctx context.Context, r FilesystemStage, target string, dev *device, readOnly bool) error {
+func (n *Node) finishStage(ctx context.Context, r StageFilesystemRequest, target string, dev *device, readOnly bool) error {
 	if readOnly {
 		return nil
 	}
@@ -183,13 +183,13 @@ func (n *Node) finishStage(ctx context.Context, r FilesystemStage, target string
 			return err
 		}
 	}
-	return giveToGroup(target, r.MountGroup)
+	return applyMountGroup(target, r.MountGroup)
 }
 
-// giveToGroup lets the group write to the root of the file system. What is so
+// applyMountGroup lets the group write to the root of the file system. What is so
 // already is left alone: a chmod or chown would make kubelet walk the whole volume
 // again (its policy OnRootMismatch looks at the root).
-func giveToGroup(target, group string) error {
+func applyMountGroup(target, group string) error {
 	gid, err := parseGroup(group)
 	if err != nil || gid < 0 {
 		return err
@@ -222,14 +222,14 @@ func giveToGroup(target, group string) error {
 // prepare makes the device hold a file system that can be mounted. Who holds the
 // device while we look is either a mount, then it can be mounted once more, or a
 // program, then the kernel refuses the mount.
-func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, readOnly bool) error {
+func (n *Node) prepare(ctx context.Context, r StageFilesystemRequest, dev *device, readOnly bool) error {
 	release, busy := dev.hold()
 	if busy == nil {
 		defer release()
 	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
 		return busy
 	}
-	found, err := n.look(ctx, dev, r.VolumeID, busy == nil)
+	found, err := n.probeDevice(ctx, dev, r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
 		return busy
 	}
-	if found.Kind == probe.Blank || found.cutOff(r.FSType) {
+	if found.Kind == probe.Blank || found.interrupted(r.FSType) {
 		switch {
 		case r.MustHoldData:
 			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, but the volume was made from data: it may be the wrong device, or its copy failed", dev.path)
@@ -344,7 +344,7 @@ func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
 // notPublished makes sure that what is staged at the target shows nowhere else.
 func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Mount, target string) error {
 	for _, m := range on {
-		others, err := n.withoutAbandoned(ctx, table.elsewhere(m, target))
+		others, err := n.unpublishOrphaned(ctx, table.elsewhere(m, target))
 		if err != nil {
 			return err
 		}
@@ -355,10 +355,10 @@ func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Moun
 	return nil
 }
 
-// withoutAbandoned unpublishes what the caller gives up, and returns the rest.
-func (n *Node) withoutAbandoned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
+// unpublishOrphaned unpublishes what the caller gives up, and returns the rest.
+func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
 	for _, m := range published {
-		if n.abandoned == nil || !n.abandoned(m.MountPoint) {
+		if n.isOrphaned == nil || !n.isOrphaned(m.MountPoint) {
 			rest = append(rest, m)
 			continue
 		}

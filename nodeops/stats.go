@@ -20,38 +20,44 @@ type Stats struct {
 	Age time.Duration // 0: measured now; else how old the answer is, because measuring hangs
 }
 
-// statsPatience is how long a measurement may take before an older one is good
+// statsTimeout is how long a measurement may take before an older one is good
 // enough: kubelet asks every minute and drops the answer after two.
-const statsPatience = 10 * time.Second
+const statsTimeout = 10 * time.Second
 
 type measurement struct {
 	stats Stats
 	at    time.Time
 }
 
+// StatsRequest asks how full a volume is.
+type StatsRequest struct {
+	VolumeID   string // for spans and errors only
+	VolumePath string // absolute; where the volume is staged or published
+}
+
 // Stats measures the volume that is staged or published at the path. A path on
 // which nothing is mounted is KindNotFound. Where measuring hangs, as on a dead
 // device, the last answer for the path is given again, with its age; without one
 // the error is that of work under way.
-func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats, err error) {
+func (n *Node) Stats(ctx context.Context, r StatsRequest) (_ Stats, err error) {
 	const op = "stats"
-	ctx, done := n.telemetry.operation(ctx, op, volumeID, volumePath)
+	ctx, done := n.telemetry.operation(ctx, op, r.VolumeID, r.VolumePath)
 	defer func() { done(err) }()
-	if err := checkVolumePath(volumePath); err != nil {
-		return Stats{}, wrap(op, volumeID, volumePath, err)
+	if err := checkVolumePath(r.VolumePath); err != nil {
+		return Stats{}, wrap(op, r.VolumeID, r.VolumePath, err)
 	}
-	patient, cancel := context.WithTimeout(ctx, statsPatience)
+	patient, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	key, err := n.key(patient, volumePath)
+	key, err := n.key(patient, r.VolumePath)
 	if err != nil {
-		return Stats{}, wrap(op, volumeID, volumePath, err)
+		return Stats{}, wrap(op, r.VolumeID, r.VolumePath, err)
 	}
 	n.mu.Lock()
 	forgotten := n.forgotten
 	n.mu.Unlock()
 	// Not n.run: a result is good for everybody who asks, and asking must not
 	// wait for work on the volume. The suffix keeps the key apart from a path.
-	v, _, err := n.blocking.Do(patient, key+" (stats)", func() (any, error) { return n.stats(volumePath) })
+	v, _, err := n.blocking.Do(patient, key+" (stats)", func() (any, error) { return n.stats(r.VolumePath) })
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -69,7 +75,7 @@ func (n *Node) Stats(ctx context.Context, volumeID, volumePath string) (_ Stats,
 		last.stats.Age = now.Sub(last.at)
 		return last.stats, nil
 	}
-	return Stats{}, wrap(op, volumeID, volumePath, err)
+	return Stats{}, wrap(op, r.VolumeID, r.VolumePath, err)
 }
 
 // forget drops what was measured at a path that is no volume's any more, and what is

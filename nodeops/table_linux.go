@@ -225,18 +225,18 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 	return err
 }
 
-// unmountOrLeave is unmountAll, but where the policy allows it does not wait for a file
+// unmountBounded is unmountAll, but where the policy allows it does not wait for a file
 // system that is nowhere mounted any more: the kernel takes it off its path first, and
 // then waits for the server, to write what is left, and to end the session (NFSv4, also
 // of a mount that was idle). Nothing could make it give up any more.
-func (n *Node) unmountOrLeave(ctx context.Context, p string) error {
+func (n *Node) unmountBounded(ctx context.Context, p string) error {
 	if n.unmount == UnmountWait {
 		return n.unmountAll(ctx, p)
 	}
 	// A name of its own: what hung on this path before is not ours.
 	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
 	for {
-		err := n.patiently(context.WithoutCancel(ctx), func(ctx context.Context) error {
+		err := n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
 			_, _, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
 			return err
 		})

@@ -18,25 +18,25 @@ const (
 	// server waits for it for minutes, even when nobody used the mount.
 	UnmountWait UnmountPolicy = iota
 
-	// UnmountForced makes the file system give up what waits for its server
+	// UnmountForce makes the file system give up what waits for its server
 	// (MNT_FORCE), as NFS, CIFS and FUSE can. Whoever waits gets an error, also the
 	// pods that have the same share mounted elsewhere; what they wrote and was
 	// not yet at the server is lost. A FUSE file system is dead from then on, for all. Unpublish
 	// succeeds as soon as nothing is mounted at the path, while the kernel may still try to
-	// write what is left, which Inspect shows.
-	UnmountForced
+	// write what is left, which InFlight shows.
+	UnmountForce
 
-	// UnmountLazily is UnmountForced and, if that does not help, detaches the mount
+	// UnmountLazy is UnmountForce and, if that does not help, detaches the mount
 	// (MNT_DETACH): the path is free, the pod can go, and the file system goes on until
 	// its last user is gone. What was detached shows in no mount table, so Unstage
 	// succeeds afterwards, and the CO may detach the device while the file system is in
 	// use and give it to another node: for shares, not for devices.
-	UnmountLazily
+	UnmountLazy
 )
 
-// runForcing is run for an unmount that does about a mount that hangs what the policy
+// runUnmount is run for an unmount that does about a mount that hangs what the policy
 // allows.
-func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) (err error) {
+func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) (err error) {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
 	defer func() { done(err) }()
 	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.alone(ctx, path, fn)) }
@@ -54,13 +54,13 @@ func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn fun
 		}
 		return next
 	}
-	err = n.patiently(ctx, run)
-	for policy := UnmountForced; policy <= n.unmount && n.hangs(ctx, key, err); policy++ {
+	err = n.withUnmountTimeout(ctx, run)
+	for policy := UnmountForce; policy <= n.unmount && n.hangs(ctx, key, err); policy++ {
 		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
 		// Under a name of its own, as what hangs has the path's. What comes of it shows in
 		// the next attempt.
 		force := func() {
-			n.patiently(ctx, func(ctx context.Context) error {
+			n.withUnmountTimeout(ctx, func(ctx context.Context) error {
 				_, _, err := n.blocking.Do(ctx, key+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountBy(policy, key) })
 				return err
 			})
@@ -68,8 +68,8 @@ func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn fun
 		force()
 		// Those who waited for the server let go of the mount once they have their errors,
 		// or ask it for something else, and wait again.
-		deadline := time.Now().Add(n.patience)
-		for err = n.patiently(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, again) {
+		deadline := time.Now().Add(n.unmountTimeout)
+		for err = n.withUnmountTimeout(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.withUnmountTimeout(ctx, again) {
 			select {
 			case <-time.After(10 * time.Millisecond):
 				force()
@@ -95,17 +95,17 @@ func (n *Node) hangs(ctx context.Context, path string, failed error) bool {
 		return false
 	}
 	var why error
-	err := n.patiently(ctx, func(ctx context.Context) error {
-		v, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return dead(path), nil })
+	err := n.withUnmountTimeout(ctx, func(ctx context.Context) error {
+		v, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return corrupted(path), nil })
 		why, _ = v.(error)
 		return err
 	})
 	return ctx.Err() == nil && (why != nil || isPending(err))
 }
 
-// patiently gives fn as long as a mount may take before it is said to hang.
-func (n *Node) patiently(ctx context.Context, fn func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, n.patience)
+// withUnmountTimeout gives fn as long as a mount may take before it is said to hang.
+func (n *Node) withUnmountTimeout(ctx context.Context, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, n.unmountTimeout)
 	defer cancel()
 	return fn(ctx)
 }

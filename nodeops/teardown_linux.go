@@ -5,9 +5,9 @@ import "github.com/csikit/csikit/internal/mountapi"
 func unmountBy(policy UnmountPolicy, path string) error {
 	var err error
 	switch policy {
-	case UnmountForced:
+	case UnmountForce:
 		_, err = mountapi.UnmountForced(path)
-	case UnmountLazily:
+	case UnmountLazy:
 		_, err = mountapi.Detach(path)
 	}
 	return err

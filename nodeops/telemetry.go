@@ -39,7 +39,7 @@ func newTelemetry(tracers trace.TracerProvider, meters metric.MeterProvider, n *
 	t.duration, errs[0] = meter.Float64Histogram("csikit.nodeops.operation.duration", metric.WithUnit("s"),
 		metric.WithDescription("How long callers waited for operations on volumes, by operation (op) and gRPC code (code)."))
 	t.formats, errs[1] = meter.Int64Counter("csikit.nodeops.formats", metric.WithUnit("{mkfs}"),
-		metric.WithDescription("Runs of mkfs, counted before they start, by file system (fs_type); after_cut_off: an earlier one did not end."))
+		metric.WithDescription("Runs of mkfs, counted before they start, by file system (fs_type); after_interruption: an earlier one did not end."))
 	parked, err := meter.Int64ObservableGauge("csikit.nodeops.parked", metric.WithUnit("{call}"),
 		metric.WithDescription("Work that goes on although its caller gave up waiting."))
 	errs[2] = err

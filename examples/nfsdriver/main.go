@@ -80,8 +80,8 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
 		return nodeops.New(nodeops.Config{
 			Logger: log, MeterProvider: meters, Unmount: unmount,
-			HelperTimeout:   cfg.serverTimeout * 2 / 3, // it is killed before the server is given up, and nothing hangs
-			UnmountPatience: cfg.serverTimeout / 3,
+			HelperTimeout:  cfg.serverTimeout * 2 / 3, // it is killed before the server is given up, and nothing hangs
+			UnmountTimeout: cfg.serverTimeout / 3,
 			// A call that hangs costs a thread. There are more volumes of one server on a node
 			// than the default allows, and the others must not run out of it.
 			Blocking: &blocking.Group{Limit: 1000},
@@ -115,12 +115,12 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	}
 	if cfg.mode != "controller" {
 		// A pod that is gone must not be held by a server that is gone as well.
-		node, err := ops(nodeops.UnmountLazily)
+		node, err := ops(nodeops.UnmountLazy)
 		if err != nil {
 			return err
 		}
 		opts = append(opts, csiserver.WithNode(newNode(cfg, servers, node)))
-		sections = append(sections, csiserver.Rows("in the kernel", node.Inspect))
+		sections = append(sections, csiserver.Rows("in the kernel", node.InFlight))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {
