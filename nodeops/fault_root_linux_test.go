@@ -355,7 +355,7 @@ func TestEveryReadFails(t *testing.T) {
 			return 1
 		}
 		return 47
-	}, crash.CountReads())
+	}, crash.WithReads())
 }
 
 func everyCallFails(t *testing.T, errnos []syscall.Errno, step func(faultCase) int, opts ...crash.Option) {

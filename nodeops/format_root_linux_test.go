@@ -375,7 +375,7 @@ func (f *fixture) driver(fsType string) (p *crash.Process, output io.Reader) {
 	ok(f.t, err)
 	f.t.Cleanup(func() { r.Close() })
 	cmd.Stdout, cmd.Stderr = w, w
-	p, err = crash.Start(cmd, crash.KillTree())
+	p, err = crash.Start(cmd, crash.WithKillTree())
 	w.Close()
 	ok(f.t, err)
 	return p, r
