@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, attr mountapi.Attr) error {
+func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, path resolvedPath, attr mountapi.Attr) error {
 	staging, err := mountapi.Resolve(r.StagingTargetPath)
 	if err != nil && !gone(err) {
 		return err
 	}
-	target, err := resolveTarget(r.TargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -98,13 +98,13 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	return nil
 }
 
-func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest) error {
+func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path resolvedPath) error {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
 	}
 	defer dev.close()
-	target, err := resolveTarget(r.TargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -253,14 +253,14 @@ func describe(st fs.FileInfo) string {
 	return fmt.Sprintf("of mode %v", st.Mode())
 }
 
-func (n *Node) unpublish(ctx context.Context, targetPath string) error {
-	target, err := mountapi.Resolve(targetPath)
-	if gone(err) {
+func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
+	if gone(path.err) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if path.err != nil {
+		return path.err
 	}
+	target := path.path
 	if err := n.unmountTarget(ctx, target); err != nil {
 		return err
 	}
@@ -272,7 +272,7 @@ func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s and is not deleted", targetPath, describe(st))
+		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s and is not deleted", target, describe(st))
 	}
 	err = remove(target)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {

@@ -158,10 +158,10 @@ func wantKind(t *testing.T, err error, kind Kind, words ...string) {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) || e.Kind != kind {
-		t.Fatalf("error is %v, want one of kind %d", err, kind)
+		t.Fatalf("error is %v, want one of kind %v", err, kind)
 	}
-	if got := status.Code(err); got != kindCodes[kind] {
-		t.Errorf("code is %v, want %v", got, kindCodes[kind])
+	if got := status.Code(err); got != kinds[kind].code {
+		t.Errorf("code is %v, want %v", got, kinds[kind].code)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
@@ -834,7 +834,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		first, finish := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			ok(t, n.run(t.Context(), "publish", "v", "/p", func(context.Context) error {
+			ok(t, n.run(t.Context(), "publish", "v", "/p", func(context.Context, resolvedPath) error {
 				close(first)
 				<-finish
 				return nil
@@ -844,7 +844,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		ran := false
 		var got error
 		wg.Go(func() {
-			got = n.run(ctx, "unpublish", "v", "/p", func(context.Context) error { ran = true; return nil })
+			got = n.run(ctx, "unpublish", "v", "/p", func(context.Context, resolvedPath) error { ran = true; return nil })
 		})
 		wg.Go(cancel)
 		close(finish)

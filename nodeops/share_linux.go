@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishShare(ctx context.Context, s share, targetPath string) error {
-	target, err := resolveTarget(targetPath)
+func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) error {
+	target, err := path.target()
 	if err != nil {
 		return err
 	}

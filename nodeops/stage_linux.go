@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, opts mountapi.Options) (err error) {
+func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options) (err error) {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
@@ -23,7 +23,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, op
 	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
 		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows a btrfs by that name alone, and would not be understood", dev.path)
 	}
-	target, err := resolveTarget(r.StagingTargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, op
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
 		if why := corrupted(target); why != nil {
-			return n.restage(ctx, r, opts, target, table, why)
+			return n.restage(ctx, r, path, opts, table, why)
 		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
@@ -89,7 +89,8 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 
 // restage makes a mount anew that is dead. It takes the top one alone: what lies below
 // it may live, and is for the next look.
-func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, opts mountapi.Options, target string, table table, why error) error {
+func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options, table table, why error) error {
+	target := path.path
 	// The dead superblock lives as long as one of its mounts, and is what a new one
 	// would show. No final code: the CO would forget what is mounted.
 	on := table.at(target)
@@ -101,7 +102,7 @@ func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, opts mount
 		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
 	}
 	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
-	return n.stageFilesystem(ctx, r, opts)
+	return n.stageFilesystem(ctx, r, path, opts)
 }
 
 // unused makes sure that the device is not in use but at the target.
@@ -308,14 +309,14 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 	return nil
 }
 
-func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
-	target, err := mountapi.Resolve(stagingTargetPath)
-	if gone(err) {
+func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
+	if gone(path.err) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if path.err != nil {
+		return path.err
 	}
+	target := path.path
 	table, err := readTable()
 	if err != nil {
 		return err
@@ -364,10 +365,14 @@ func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount
 		}
 		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
 		// As the only work there, as if the CO had asked for it.
-		if err := n.alone(ctx, m.MountPoint, func(ctx context.Context) error {
-			defer n.forget(m.MountPoint)
-			return n.unpublish(ctx, m.MountPoint)
-		}); err != nil {
+		target, err := n.resolve(ctx, m.MountPoint)
+		if err == nil {
+			err = n.serialized(ctx, target, func(ctx context.Context, target resolvedPath) error {
+				defer n.dropStats(target)
+				return n.unpublish(ctx, target)
+			})
+		}
+		if err != nil {
 			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)
 		}
 	}

@@ -319,7 +319,7 @@ func workAt(t *testing.T, n *Node, path string) (end func()) {
 	t.Helper()
 	begun, over := make(chan struct{}), make(chan struct{})
 	go func() {
-		_ = n.run(context.Background(), "work", "v", path, func(context.Context) error {
+		_ = n.run(context.Background(), "work", "v", path, func(context.Context, resolvedPath) error {
 			close(begun)
 			<-over
 			return nil

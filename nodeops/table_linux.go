@@ -194,15 +194,6 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// resolveTarget returns the path as the mount table shows it.
-func resolveTarget(p string) (string, error) {
-	r, err := mountapi.Resolve(p)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", faultf(KindPrecondition, "the parent directory of %s is not there; the CO makes it: %w", p, err)
-	}
-	return r, err
-}
-
 // unmountTop takes down the one mount that is on top at the path.
 func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 	_, done := n.telemetry.step(ctx, "unmount")

@@ -2,7 +2,7 @@ package nodeops
 
 import "github.com/csikit/csikit/internal/mountapi"
 
-func unmountBy(policy UnmountPolicy, path string) error {
+func unmountWith(policy UnmountPolicy, path string) error {
 	var err error
 	switch policy {
 	case UnmountForce:

@@ -182,7 +182,7 @@ func TestTelemetryOfParkedWork(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
-	err = n.run(ctx, "publish", "v", "/p", func(context.Context) error { cancel(); <-release; return nil })
+	err = n.run(ctx, "publish", "v", "/p", func(context.Context, resolvedPath) error { cancel(); <-release; return nil })
 	if !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}
