@@ -5,47 +5,45 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log"
 
 	"github.com/csikit/csikit/loopdev"
 )
 
-// Stage attaches, whether or not an earlier attempt did so already.
+// Staging a volume attaches its image, whether or not an earlier attempt already did.
 func ExampleAttach() {
-	_ = func(ctx context.Context, image string) (string, error) {
-		d, err := loopdev.Attach(ctx, image)
-		if err != nil {
-			return "", err
-		}
-		return d.Path, nil
+	d, err := loopdev.Attach(context.Background(), "/pool/vol-1.img")
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
+	fmt.Println(d.Path, d.Size)
 }
 
-// Unstage needs to remember nothing: the kernel knows the device of the image.
+// Unstaging needs no state: the kernel knows the device of the image.
 func ExampleFind() {
-	_ = func(ctx context.Context, image string) error {
-		d, err := loopdev.Find(image)
-		if errors.Is(err, loopdev.ErrNotAttached) || errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return d.Detach(ctx)
+	d, err := loopdev.Find("/pool/vol-1.img")
+	if errors.Is(err, loopdev.ErrNotAttached) || errors.Is(err, fs.ErrNotExist) {
+		return // detached already
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := d.Detach(context.Background()); err != nil {
+		fmt.Println(err)
 	}
 }
 
-// Images that somebody deleted while they were attached.
+// Images that were deleted while attached still take up space.
 func ExampleList() {
-	_ = func() {
-		devices, err := loopdev.List()
-		if err != nil {
-			log.Fatal(err)
-		}
-		for _, d := range devices {
-			if d.Deleted {
-				fmt.Printf("%s still holds %d bytes of %s\n", d.Path, d.Size, d.Backing)
-			}
+	devices, err := loopdev.List()
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, d := range devices {
+		if d.Deleted {
+			fmt.Printf("%s still holds %d bytes of %s\n", d.Path, d.Size, d.Backing)
 		}
 	}
 }

@@ -65,9 +65,9 @@ type optionFunc func(*config)
 
 func (f optionFunc) apply(c *config) { f(c) }
 
-// ReadOnly attaches an image that is never written to: it is opened read-only, and
+// WithReadOnly attaches an image that is never written to: it is opened read-only, and
 // the device refuses writes.
-func ReadOnly() Option { return optionFunc(func(c *config) { c.readOnly = true }) }
+func WithReadOnly() Option { return optionFunc(func(c *config) { c.readOnly = true }) }
 
 // Attach makes the regular file backing available as a loop device and returns
 // the device. If one serves this very inode already, under whatever name, that

@@ -149,7 +149,7 @@ func TestAttachRefuses(t *testing.T) {
 		{fifo, unix.EINVAL},
 		{"/dev/null", unix.EINVAL},
 	} {
-		for _, opts := range [][]loopdev.Option{nil, {loopdev.ReadOnly()}} {
+		for _, opts := range [][]loopdev.Option{nil, {loopdev.WithReadOnly()}} {
 			if test.path == dir && opts != nil {
 				test.want = unix.EINVAL
 			}
@@ -171,11 +171,11 @@ func TestAttachRefuses(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	gate.Root(t)
 	path := image(t, "image", mib)
-	d := attach(t, path, loopdev.ReadOnly())
+	d := attach(t, path, loopdev.WithReadOnly())
 	if !d.ReadOnly {
 		t.Error("device is writable")
 	}
-	again, err := loopdev.Attach(t.Context(), path, loopdev.ReadOnly())
+	again, err := loopdev.Attach(t.Context(), path, loopdev.WithReadOnly())
 	must(t, err)
 	if *again != *d {
 		t.Errorf("attached again as %+v, first %+v", *again, *d)
@@ -190,7 +190,7 @@ func TestReadOnly(t *testing.T) {
 	if d.ReadOnly {
 		t.Error("device is read-only")
 	}
-	if _, err := loopdev.Attach(t.Context(), path, loopdev.ReadOnly()); !errors.Is(err, loopdev.ErrConflict) {
+	if _, err := loopdev.Attach(t.Context(), path, loopdev.WithReadOnly()); !errors.Is(err, loopdev.ErrConflict) {
 		t.Errorf("Attach for reading of an image attached writable: %v", err)
 	}
 }

@@ -88,10 +88,12 @@ func newPublications(b *testing.B) publications {
 }
 
 func (p publications) publish() error {
-	return p.node.PublishFilesystem(p.b.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: p.staging, TargetPath: p.target, ReadOnly: true})
+	return p.node.PublishFilesystem(p.b.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: p.staging, TargetPath: p.target, ReadOnly: true})
 }
 
-func (p publications) unpublish() error { return p.node.Unpublish(p.b.Context(), "v", p.target) }
+func (p publications) unpublish() error {
+	return p.node.Unpublish(p.b.Context(), UnpublishRequest{VolumeID: "v", TargetPath: p.target})
+}
 
 func (p publications) publishTheirs() error {
 	if err := os.Mkdir(p.target, 0o750); err != nil {

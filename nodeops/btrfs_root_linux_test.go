@@ -55,7 +55,7 @@ func TestBtrfsClone(t *testing.T) {
 		for _, f := range staged {
 			f.run("btrfs", "device", "scan", f.dev.Path)
 			f.mustStage("btrfs") // finds it done
-			ok(t, f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path }))
+			ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path }))
 			want := "a"
 			if f == b {
 				want = "b"
@@ -70,12 +70,12 @@ func TestBtrfsClone(t *testing.T) {
 			grown := size + mib*16*int64(round+1)
 			f.resize(grown)
 			got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
-			if s, e := f.node.Stats(t.Context(), "v", f.staging); err != nil || e != nil || got != grown || s.TotalBytes != grown || s.TotalInodes != 0 {
+			if s, e := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging}); err != nil || e != nil || got != grown || s.TotalBytes != grown || s.TotalInodes != 0 {
 				t.Errorf("round %d: grown to %d, %+v (%v); want %d bytes and no inodes", round, got, s, errors.Join(err, e), grown)
 			}
 		}
 		for _, f := range staged {
-			wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition, f.target("p"))
+			wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
 			ok(t, f.unpublish("p"))
 			f.unstage()
 		}
@@ -133,8 +133,8 @@ func TestBtrfsSubvolumes(t *testing.T) {
 	sub := t.TempDir()
 	ok(t, unix.Mount(f.staging+"/sub", sub, "", unix.MS_BIND, ""))
 	defer func() { ok(t, unix.Unmount(sub, 0)) }()
-	wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition, "still published at "+sub)
-	err := f.publish("p", func(r *FilesystemPublish) { r.StagingTargetPath = sub })
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, "still published at "+sub)
+	err := f.publish("p", func(r *PublishFilesystemRequest) { r.StagingTargetPath = sub })
 	wantKind(t, err, KindPrecondition, "/sub of a file system")
 
 	for _, option := range []string{"subvol=sub", "noatime,subvolid=256", "device=/dev/loop9"} {
@@ -161,9 +161,9 @@ func TestBtrfsByAnotherName(t *testing.T) {
 	}
 	r := f.stageRequest("btrfs")
 	wantKind(t, f.stage(r), KindConflict, "device is 0:")
-	byDevice := func(r *FilesystemPublish) { r.Device.Path = f.dev.Path }
+	byDevice := func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path }
 	wantKind(t, f.publish("q", byDevice), KindPrecondition, name)
-	wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition, f.target("p"), other)
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"), other)
 	f.run("btrfs", "device", "scan", f.dev.Path)
 	f.mustStage("btrfs")
 	ok(t, f.publish("q", byDevice))

@@ -154,12 +154,12 @@ func (d *device) hold() (release func(), err error) {
 	if err != nil {
 		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
 	}
-	return sync.OnceFunc(func() { letGo(func() error { return unix.Close(fd) }) }), nil
+	return sync.OnceFunc(func() { closeWithoutFork(func() error { return unix.Close(fd) }) }), nil
 }
 
-// letGo closes what locks a device while no program is being started: until it runs, the
+// closeWithoutFork closes what locks a device while no program is being started: until it runs, the
 // child has a copy of each descriptor, and so keeps the device locked.
-func letGo(closeFile func() error) {
+func closeWithoutFork(closeFile func() error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	_ = closeFile()

@@ -73,7 +73,7 @@ func (m *mapped) become(target, more string) {
 	run(m.t, "dmsetup", "resume", m.name)
 }
 
-func (m *mapped) request(fsType string) FilesystemStage {
+func (m *mapped) request(fsType string) StageFilesystemRequest {
 	r := m.stageRequest(fsType)
 	r.Device.Path = m.path
 	return r
@@ -89,7 +89,7 @@ func TestMapperErrors(t *testing.T) {
 	}
 	wantKind(t, err, KindInternal, "input/output error")
 	m.become("linear", "")
-	if found := m.look(); found.String() != "blank" {
+	if found := m.probeDevice(); found.String() != "blank" {
 		t.Errorf("the device holds %v", found)
 	}
 	ok(t, m.stage(m.request("ext4")))
@@ -101,10 +101,10 @@ func TestMapperErrors(t *testing.T) {
 	m.become("error", "")
 	_ = os.WriteFile(m.target("p")+"/other", []byte("data"), 0o600)
 	unix.Sync()
-	_, err = m.node.Stats(t.Context(), "v", m.target("p"))
+	_, err = m.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: m.target("p")})
 	t.Logf("stats: %v", err)
 	ok(t, m.unpublish("p"))
-	ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+	ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 	if err := m.stage(m.request("ext4")); err == nil {
 		t.Error("staged while the device gives errors")
 	} else {
@@ -115,7 +115,7 @@ func TestMapperErrors(t *testing.T) {
 	if got, err := os.ReadFile(m.staging + "/file"); err != nil || string(got) != "data" {
 		t.Errorf("read %q (%v)", got, err)
 	}
-	ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+	ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 }
 
 // A device that fails for a second at a time, as a path that flaps: whatever stage
@@ -126,7 +126,7 @@ func TestMapperFlakey(t *testing.T) {
 			m := newMapped(t, 320*mib)
 			ok(t, m.stage(m.request(fsType)))
 			m.write(m.staging+"/file", "data")
-			ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+			ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 
 			m.become("flakey", "1 1")
 			for deadline := time.Now().Add(time.Minute); ; {
@@ -139,12 +139,12 @@ func TestMapperFlakey(t *testing.T) {
 				}
 			}
 			m.become("linear", "")
-			ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+			ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 			ok(t, m.stage(m.request(fsType)))
 			if got, err := os.ReadFile(m.staging + "/file"); err != nil || string(got) != "data" {
 				t.Errorf("read %q (%v)", got, err)
 			}
-			ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+			ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 		})
 	}
 }
@@ -156,7 +156,7 @@ func TestMapperSuspended(t *testing.T) {
 	m.write(m.staging+"/file", "data") // not yet on the device
 	run(t, "dmsetup", "suspend", "--noflush", "--nolockfs", m.name)
 	for range 2 {
-		err := m.node.Unstage(soon(t), "v", m.staging)
+		err := m.node.Unstage(soon(t), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging})
 		if status.Code(err) != codes.DeadlineExceeded || !isPending(err) {
 			t.Errorf("unstage: %v, want DEADLINE_EXCEEDED and pending", err)
 		}
@@ -166,16 +166,16 @@ func TestMapperSuspended(t *testing.T) {
 	r := other.stageRequest("ext4")
 	r.VolumeID = "other"
 	ok(t, other.stage(r))
-	ok(t, other.node.Unstage(t.Context(), "other", other.staging))
+	ok(t, other.node.Unstage(t.Context(), UnstageRequest{VolumeID: "other", StagingTargetPath: other.staging}))
 
 	run(t, "dmsetup", "resume", m.name)
-	ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+	ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 	m.become("delay", "50") // every read and write takes 50 ms longer
 	ok(t, m.stage(m.request("ext4")))
 	if got, err := os.ReadFile(m.staging + "/file"); err != nil || string(got) != "data" {
 		t.Errorf("read %q (%v)", got, err)
 	}
-	ok(t, m.node.Unstage(t.Context(), "v", m.staging))
+	ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 }
 
 // What is encrypted is not blank, whether it is open or not; the open device is a volume
@@ -226,7 +226,7 @@ func TestLUKS(t *testing.T) {
 	if err != nil || got < 100*mib || got >= 128*mib { // LUKS keeps 16 MiB for itself
 		t.Errorf("expanded to %d: %v", got, err)
 	}
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 }
 
 // A disk of the SCSI stack grows when it is rescanned, and goes without a word.
@@ -259,7 +259,7 @@ func TestSCSI(t *testing.T) {
 	n, err := New(Config{})
 	ok(t, err)
 	device := Device{Path: path, WWID: strings.TrimSpace(string(wwid)), Size: 64 * mib}
-	ok(t, n.PublishBlock(t.Context(), BlockPublish{VolumeID: "v", Device: device, TargetPath: target}))
+	ok(t, n.PublishBlock(t.Context(), PublishBlockRequest{VolumeID: "v", Device: device, TargetPath: target}))
 	capacity := func(gib string) { // 0: that of what the disk really stores
 		ok(t, os.WriteFile("/sys/bus/pseudo/drivers/scsi_debug/virtual_gb", []byte(gib), 0))
 	}
@@ -275,11 +275,11 @@ func TestSCSI(t *testing.T) {
 			t.Fatalf("expanded to %d: %v", got, err)
 		}
 	}
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	capacity("0")
 	ok(t, rescan(path))
 
-	r := FilesystemStage{VolumeID: "v", Device: device, StagingTargetPath: staging, FSType: "ext4"}
+	r := StageFilesystemRequest{VolumeID: "v", Device: device, StagingTargetPath: staging, FSType: "ext4"}
 	other := r
 	other.Device.WWID = "t10.another"
 	wantKind(t, n.StageFilesystem(t.Context(), other), KindPrecondition, "it is another disk")
@@ -293,21 +293,21 @@ func TestSCSI(t *testing.T) {
 			}
 		}
 	})
-	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 
 	// Pulled out.
 	ok(t, os.WriteFile(sys+"/delete", []byte("1"), 0))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err = n.Stats(ctx, "v", target)
+	_, err = n.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: target})
 	t.Logf("stats: %v", err)
 	if err := n.StageFilesystem(ctx, r); err == nil {
 		t.Error("staged a disk that was pulled out")
 	} else {
 		t.Logf("stage: %v", err)
 	}
-	ok(t, n.Unpublish(ctx, "v", target))
-	ok(t, n.Unstage(ctx, "v", staging))
+	ok(t, n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}))
+	ok(t, n.Unstage(ctx, UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 	err = n.StageFilesystem(ctx, r)
 	wantKind(t, err, KindPrecondition, "is not there")
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {

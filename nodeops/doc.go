@@ -2,56 +2,59 @@
 // volumes on a Linux node: what the node half of a CSI driver does between the
 // RPC and the kernel.
 //
-// Every operation is idempotent because it compares what is mounted with what is
-// wanted: device number, root, file system type and flags. The answer is success
-// (it is so already, or it was made so), or an error that lists each difference.
-// That something, anything, is mounted at a path is never taken for success.
+// Every operation is idempotent: it compares what is mounted with what is wanted
+// (device number, root, file system type and flags) and returns success, or an error
+// that lists each difference. That something is mounted at a path is never taken for
+// success.
 //
 //   - A device is formatted only when it is proven blank: read in this process at
-//     every place where a file system, partition table or volume manager announces
-//     itself, and found blank by blkid as well. A device that cannot be read, holds
-//     something else or is in use is an error and is never written.
-//   - A mkfs that is cut off at any moment is made again, on another node as well: a
-//     mark on the device says that it was blank before. Without a whole mark, what a
-//     mkfs left is data, and an operator decides. mkfs does not discard the device;
+//     every offset where a file system, partition table or volume manager has its
+//     signature, and found blank by blkid too. A device that cannot be read, holds
+//     anything else or is in use is an error and is never written.
+//   - An interrupted mkfs is repeated, also on another node: a mark on the device
+//     records that it was blank before. Without an intact mark, what a mkfs left is
+//     treated as data, and an operator decides. mkfs does not discard the device;
 //     for that, run fstrim or mount with "discard".
-//   - A read-only publication is read-only from its first moment; a read-only raw
-//     block publication makes the device itself refuse writes.
+//   - A read-only publication is read-only from creation, never writable first; a
+//     read-only raw block publication makes the device itself refuse writes.
 //   - Publish refuses to bind a staging path on which nothing is mounted, so a pod
 //     never writes to the node's root disk instead of its volume.
-//   - Teardown decides from the mount table, never opens what it tears down, and
-//     removes paths by unlink and rmdir alone: it cannot delete data.
-//   - A mount that is dead, because its server or device is gone, is known by what it
-//     answers and made anew; a living one is never unmounted by stage or publish.
-//   - Mounts are made by system calls; no program is started but mkfs, fsck, blkid
-//     and the tools that grow a file system, and for network file systems their mount
-//     helpers, which are killed with all their children when they take too long.
+//   - Teardown reads only the mount table, never opens what it unmounts, and removes
+//     paths only by unlink and rmdir: it cannot delete data.
+//   - Stage and publish replace a corrupted or stale mount (ESTALE, ENOTCONN, EIO: its
+//     server or device is gone). They never unmount a healthy one.
+//   - Mounts are created by system calls. The only programs run are mkfs, fsck, blkid,
+//     the tools that grow a file system, and the mount helpers of network file systems,
+//     which are killed with all their children on timeout.
 //
-// Work that the kernel blocks does not block the caller: when ctx ends first, the
-// caller gets DEADLINE_EXCEEDED and the work goes on; the next call for the same
-// path joins it. See [Error] for what each error means to a CO.
+// A path is resolved once per operation: the path that is locked is the path that is
+// checked, mounted and unmounted.
+//
+// An operation that blocks in the kernel does not block the caller: when ctx ends first,
+// the caller gets DEADLINE_EXCEEDED while the operation stays in flight; the next call
+// for the same path joins it. See [Error] for what each error means to a CO.
 //
 // # When not to use it
 //
 // In a process that cannot see the CO's mounts (a container needs the kubelet
 // directory with Bidirectional propagation); for two volumes on one device, since a
-// device is taken to be one volume; for shares that are staged, since PublishShare
-// mounts each target by itself.
+// device is assumed to be one volume; for shares that are staged, since PublishShare
+// mounts each target separately.
 //
 // # Concurrency
 //
 // A [Node] is safe for concurrent use. It runs one operation per path at a time,
-// but knows nothing of two paths that belong to one volume: callers keep stage
-// and publish of a volume apart, as package volumelock does.
+// but does not know which paths belong to one volume: callers serialize stage and
+// publish of a volume, as package volumelock does.
 //
-// # What it tells
+// # Observability
 //
-// Logs, spans and metrics go where [Config] says. The log has a warning before each
-// mkfs and each unmount that was not asked for, and at debug level every command
-// line. The metrics are csikit.nodeops.operation.duration (seconds, by op and gRPC
+// Logs, spans and metrics go to the providers in [Config]. The log has a warning before
+// each mkfs and each unmount that the CO did not request, and every command line at debug
+// level. The metrics are csikit.nodeops.operation.duration (seconds, by op and gRPC
 // code), csikit.nodeops.formats (mkfs runs), csikit.nodeops.parked and
-// csikit.nodeops.parked.oldest (work that hangs in the kernel; an alert on the latter
-// finds the dead server). [Node.Inspect] lists that work by path.
+// csikit.nodeops.parked.oldest (calls that hang in the kernel; alert on the latter to
+// find a server that does not respond). [Node.InFlight] lists these calls by path.
 //
 // # Privileges
 //
@@ -66,23 +69,23 @@
 //
 // # xfs
 //
-// The new size of an xfs that has grown while mounted stands in its log alone until the
-// kernel writes the superblock, which by itself it does up to half a minute later. What
-// is left if the machine dies before that, or is in a snapshot that is cut before that,
-// Linux may be unable to replay (6.12 can more often than those before it, commit
-// 6a18765b54e2, and 6.18 not always): staging is KindInternal with "structure needs
-// cleaning", until an operator runs xfs_repair. StageFilesystem and Expand therefore have
-// the superblock written before they return. What remains is a moment while they run:
-// who cuts snapshots of mounted volumes does so at another time, or looks into the cut
-// whether it fell there, as filepool_xfs.go of examples/blockdriver does.
+// The new size of an xfs that was grown while mounted is only in its log until the
+// kernel writes the superblock, up to half a minute later. If the machine crashes before
+// that, or a snapshot has a point in time before that, Linux may be unable to replay the
+// log (6.12 can more often than earlier releases, commit 6a18765b54e2; 6.18 not always):
+// staging is KindInternal with "structure needs cleaning" until an operator runs
+// xfs_repair. StageFilesystem and Expand therefore have the superblock written before
+// they return. A race window remains while they run: a driver that takes snapshots of
+// mounted volumes takes them at another time, or checks the snapshot for this state, as
+// filepool_xfs.go of examples/blockdriver does.
 //
 // # btrfs
 //
-// A volume is the whole of one btrfs on one device: of more devices it is refused,
-// and so are the mount options subvol, subvolid and device. Devices have to be in
-// /dev, and /sys has to be mounted. The least size is 109 MiB, but what is smaller
-// than 256 MiB grows only to 256 MiB and more. A copy, such as a restored snapshot,
-// is mounted beside its source from Linux 6.7 on; before, that is KindPrecondition.
-// There are no inodes to count. The kernel discards what is freed on its own where
-// the device takes discards (Linux 6.2); the mount option nodiscard keeps it from that.
+// A volume is a whole btrfs on one device: a btrfs on several devices is refused, and so
+// are the mount options subvol, subvolid and device. Devices have to be in /dev, and /sys
+// has to be mounted. The minimum size is 109 MiB, but one smaller than 256 MiB can only
+// grow to 256 MiB or more. A copy, such as a restored snapshot, can be mounted on the node
+// of its source from Linux 6.7 on; before, that is KindPrecondition. btrfs does not count
+// inodes. The kernel discards freed blocks automatically if the device supports it (Linux
+// 6.2); the mount option nodiscard disables that.
 package nodeops

@@ -10,55 +10,89 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Kind says what is wrong in terms of what the CO can do about it.
+// Kind classifies an error by what the CO can do about it.
 type Kind int
 
 // Kinds of errors, with the gRPC code that each becomes.
 const (
-	// KindInternal is a failure whose cause lies on this node; nothing is mounted
-	// at the path. INTERNAL, which kubelet takes for final.
-	KindInternal Kind = iota
-	// KindInvalid is a request that can never work. INVALID_ARGUMENT.
+	// KindUnknown is an error that is not classified; nothing is known about what the
+	// operation has done. UNAVAILABLE, which every CO retries.
+	KindUnknown Kind = iota
+	// KindInvalid is a request that can never succeed. INVALID_ARGUMENT.
 	KindInvalid
 	// KindNotFound: there is no volume at that path. NOT_FOUND.
 	KindNotFound
-	// KindConflict: the path holds something else than is asked for; see
+	// KindConflict: what is mounted at the path is not what was requested; see
 	// Error.Diff. ALREADY_EXISTS.
 	KindConflict
-	// KindPrecondition: the order of things is wrong, or the device holds what it
-	// should not; somebody has to act. FAILED_PRECONDITION.
+	// KindPrecondition: another operation has to come first, or an operator has to act,
+	// for instance because the device holds data. FAILED_PRECONDITION.
 	KindPrecondition
-	// KindBusy: somebody else uses what the operation needs; it will pass. ABORTED.
+	// KindBusy: another process uses what the operation needs; retry. ABORTED.
 	KindBusy
-	// KindUncertain: the operation may have taken effect in part; repeat it.
-	// UNAVAILABLE, because kubelet would forget about the path after a final code.
+	// KindUncertain: the operation may have taken effect in part; retry.
+	// UNAVAILABLE, because kubelet does not clean up a path after a final code.
 	KindUncertain
+	// KindInternal is a failure whose cause lies on this node; nothing is mounted
+	// at the path. INTERNAL, which kubelet treats as final.
+	KindInternal
 )
 
-var kindCodes = map[Kind]codes.Code{
-	KindInternal:     codes.Internal,
-	KindInvalid:      codes.InvalidArgument,
-	KindNotFound:     codes.NotFound,
-	KindConflict:     codes.AlreadyExists,
-	KindPrecondition: codes.FailedPrecondition,
-	KindBusy:         codes.Aborted,
-	KindUncertain:    codes.Unavailable,
+var kinds = map[Kind]struct {
+	code codes.Code
+	text string
+}{
+	KindUnknown:      {codes.Unavailable, "unknown"},
+	KindInvalid:      {codes.InvalidArgument, "invalid"},
+	KindNotFound:     {codes.NotFound, "not found"},
+	KindConflict:     {codes.AlreadyExists, "conflict"},
+	KindPrecondition: {codes.FailedPrecondition, "precondition"},
+	KindBusy:         {codes.Aborted, "busy"},
+	KindUncertain:    {codes.Unavailable, "uncertain"},
+	KindInternal:     {codes.Internal, "internal"},
 }
 
-// Difference is one way in which what is there is not what was asked for.
+// String returns the name of the kind in lower case, such as "not found".
+func (k Kind) String() string {
+	if known, ok := kinds[k]; ok {
+		return known.text
+	}
+	return fmt.Sprintf("kind %d", int(k))
+}
+
+// KindOf returns the Kind of the first [*Error] that err wraps. For other errors it
+// returns KindUncertain if the context ended, as the work may still be in flight, and
+// else KindUnknown, also for nil.
+func KindOf(err error) Kind {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return e.Kind
+	case isInterrupted(err):
+		return KindUncertain
+	}
+	return KindUnknown
+}
+
+// isInterrupted reports whether the caller's context ended before the work did.
+func isInterrupted(err error) bool {
+	return isPending(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// Difference is one way in which what is mounted differs from what was requested.
 type Difference struct{ What, Want, Have string }
 
 func (d Difference) String() string {
 	return fmt.Sprintf("%s is %s, want %s", d.What, d.Have, d.Want)
 }
 
-// Error is what every operation returns. Work that goes on after the caller's
-// context ended is found with errors.As as interface{ Pending() <-chan struct{} };
-// its code is DEADLINE_EXCEEDED whatever Kind says.
+// Error is what every operation returns. If the caller's context ended while work was
+// in flight, errors.As finds an interface{ Pending() <-chan struct{} } in it, whose channel
+// is closed when the work ends; the code is DEADLINE_EXCEEDED then, whatever Kind is.
 type Error struct {
 	Op       string // "stage", "publish", "unpublish", "unstage", "expand", "stats"
 	VolumeID string
-	Path     string // the path that was worked on
+	Path     string // as in the request
 	Kind     Kind
 	Diff     []Difference // with KindConflict
 	Err      error
@@ -85,10 +119,13 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// GRPCStatus makes the error a gRPC status; its message is the error's text.
+// GRPCStatus returns the gRPC status of the error, with its text as the message.
 func (e *Error) GRPCStatus() *status.Status {
-	code := kindCodes[e.Kind]
-	// The context's end and the blocking group's own errors carry their codes.
+	code := codes.Unavailable
+	if known, ok := kinds[e.Kind]; ok {
+		code = known.code
+	}
+	// Errors of the context and of package blocking have codes of their own.
 	var inner interface{ GRPCStatus() *status.Status }
 	switch {
 	case errors.As(e.Err, &inner):
@@ -101,8 +138,8 @@ func (e *Error) GRPCStatus() *status.Status {
 	return status.New(code, e.Error())
 }
 
-// fault is an error on its way to becoming an Error: inner functions know the
-// kind but not the operation.
+// fault is an error that wrap turns into an Error: inner functions know the kind but
+// not the operation.
 type fault struct {
 	kind Kind
 	diff []Difference
@@ -127,6 +164,8 @@ func wrap(op, volumeID, path string, err error) error {
 	e := &Error{Op: op, VolumeID: volumeID, Path: path, Err: err}
 	if f := (*fault)(nil); errors.As(err, &f) {
 		e.Kind, e.Diff = f.kind, f.diff
+	} else if isInterrupted(err) {
+		e.Kind = KindUncertain
 	}
 	return e
 }

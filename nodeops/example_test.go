@@ -4,81 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc/status"
 )
 
-// node is the node service of a driver for disks that show up under their serial
-// number. The errors of nodeops carry the code that the CO is to get, so they are
-// returned as they are.
-type node struct {
-	csi.UnimplementedNodeServer
-	ops *nodeops.Node
-}
-
-func device(volumeID string) nodeops.Device {
-	return nodeops.Device{Path: "/dev/disk/by-id/example-" + volumeID, Serial: volumeID}
-}
-
-func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	mount := req.GetVolumeCapability().GetMount()
-	if mount == nil { // raw block is published from the device itself
-		return &csi.NodeStageVolumeResponse{}, n.ops.StageBlock(ctx, nodeops.BlockStage{
-			VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), StagingTargetPath: req.GetStagingTargetPath(),
-		})
-	}
-	return &csi.NodeStageVolumeResponse{}, n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
-		VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), StagingTargetPath: req.GetStagingTargetPath(),
-		FSType: mount.GetFsType(), MountFlags: mount.GetMountFlags(), MountGroup: mount.GetVolumeMountGroup(),
-		MustHoldData: req.GetVolumeContext()["restored"] == "true", // never formatted, whatever is found
-	})
-}
-
-func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
-		return &csi.NodePublishVolumeResponse{}, n.ops.PublishFilesystem(ctx, nodeops.FilesystemPublish{
-			VolumeID: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath(), Device: device(req.GetVolumeId()),
-			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: req.GetReadonly(),
-		})
-	}
-	return &csi.NodePublishVolumeResponse{}, n.ops.PublishBlock(ctx, nodeops.BlockPublish{
-		VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), TargetPath: req.GetTargetPath(), ReadOnly: req.GetReadonly(),
-	})
-}
-
-func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	return &csi.NodeUnpublishVolumeResponse{}, n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath())
-}
-
-func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
-	return &csi.NodeUnstageVolumeResponse{}, n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath())
-}
-
-// The node service of a driver for block devices. Give it to package csiserver, with
-// the interceptor of package volumelock: nodeops keeps two calls for one path apart, and
-// not two calls for one volume.
-func Example() {
-	ops, err := nodeops.New(nodeops.Config{Logger: slog.Default()})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	var service csi.NodeServer = &node{ops: ops}
-	_ = service
-}
-
-// A target that is not what was asked for is a conflict, and the error says in what.
+// A mount at the target path that is not what was requested is a conflict, and the error
+// lists each difference.
 func ExampleError() {
 	err := error(&nodeops.Error{
 		Op: "publish", VolumeID: "vol-1", Path: "/pods/a/mount", Kind: nodeops.KindConflict,
-		Diff: []nodeops.Difference{{What: "read-only", Have: "false", Want: "true"}},
-		Err:  errors.New("another publication is there"),
+		Diff: []nodeops.Difference{{What: "access", Have: "read-write", Want: "read-only"}},
+		Err:  errors.New("something else is published there"),
 	})
 	fmt.Println(status.Code(err))
 	var e *nodeops.Error
@@ -89,25 +29,44 @@ func ExampleError() {
 	}
 	// Output:
 	// AlreadyExists
-	// /pods/a/mount: read-only is false, want true
+	// /pods/a/mount: access is read-write, want read-only
 }
 
-// A share is mounted at the pod's path without staging. The helper's error, a timeout
-// and a dead server each have their code; a password is in none of the texts.
-func ExampleNode_PublishShare() {
-	publish := func(ctx context.Context, ops *nodeops.Node, target, credentials string) error {
-		ctx, cancel := context.WithTimeout(ctx, 110*time.Second) // kubelet's are 120
-		defer cancel()
-		return ops.PublishShare(ctx, nodeops.SharePublish{
-			VolumeID: "vol-1", Source: "//files.example.com/homes", FSType: "cifs", TargetPath: target,
-			MountFlags: []string{"vers=3.1.1", "credentials=" + credentials},
-		})
+// A driver that needs another code for one kind of error branches on the kind.
+func ExampleKindOf() {
+	err := fmt.Errorf("volume group vg1: %w",
+		&nodeops.Error{Op: "stage", Path: "/staging", Kind: nodeops.KindBusy, Err: errors.New("in use by process 42 (fsck)")})
+	if nodeops.KindOf(err) == nodeops.KindBusy {
+		fmt.Println("retry later:", err)
 	}
-	_ = publish
+	// Output: retry later: volume group vg1: stage at /staging: in use by process 42 (fsck)
 }
 
-// A SCSI disk that was enlarged shows its size only when the kernel is told to look.
+// A share is mounted at the pod's path without staging. An error of the mount helper, a
+// timeout and a server that does not answer each have their own code; the password is in
+// none of the texts.
+func ExampleNode_PublishShare() {
+	ops, err := nodeops.New(nodeops.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 110*time.Second) // kubelet's timeout is 120 s
+	defer cancel()
+	err = ops.PublishShare(ctx, nodeops.PublishShareRequest{
+		VolumeID: "vol-1", Source: "//files.example.com/homes", FSType: "cifs", TargetPath: "/pods/a/mount",
+		MountFlags: []string{"vers=3.1.1"}, Sensitive: []string{"password=secret"},
+	})
+	fmt.Println(err)
+}
+
+// The kernel sees the new size of a SCSI disk only after a rescan.
 func ExampleNode_Expand() {
+	ops, err := nodeops.New(nodeops.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
 	rescan := func(devicePath string) error {
 		path, err := filepath.EvalSymlinks(devicePath)
 		if err != nil {
@@ -115,22 +74,22 @@ func ExampleNode_Expand() {
 		}
 		return os.WriteFile("/sys/class/block/"+filepath.Base(path)+"/device/rescan", []byte("1"), 0)
 	}
-	expand := func(ctx context.Context, ops *nodeops.Node, req *csi.NodeExpandVolumeRequest) (int64, error) {
-		return ops.Expand(ctx, nodeops.ExpandRequest{
-			VolumeID: req.GetVolumeId(), VolumePath: req.GetVolumePath(),
-			RequiredBytes: req.GetCapacityRange().GetRequiredBytes(), Rescan: rescan,
-		})
-	}
-	_ = expand
+	size, err := ops.Expand(context.Background(), nodeops.ExpandRequest{
+		VolumeID: "vol-1", VolumePath: "/staging/vol-1", RequiredBytes: 10 << 30, Rescan: rescan,
+	})
+	fmt.Println(size, err)
 }
 
-// What hangs in the kernel, and since when: for a page that is looked at when a server
-// is dead.
-func ExampleNode_Inspect() {
-	report := func(ops *nodeops.Node) {
-		for _, work := range ops.Inspect() {
-			fmt.Printf("%+v\n", work)
-		}
+// The operations that hang in the kernel, and since when: for a debug page.
+func ExampleNode_InFlight() {
+	ops, err := nodeops.New(nodeops.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
 	}
-	_ = report
+	for _, call := range ops.InFlight() {
+		fmt.Println(call.Key, "since", call.Since, "callers:", call.Waiters)
+	}
+	fmt.Println(len(ops.InFlight()), "in flight")
+	// Output: 0 in flight
 }

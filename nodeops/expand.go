@@ -2,39 +2,39 @@ package nodeops
 
 import "context"
 
-// ExpandRequest asks for a volume to use all of its device. The device must
-// have grown already.
+// ExpandRequest is the request of [Node.Expand].
 type ExpandRequest struct {
 	VolumeID      string
 	VolumePath    string // where the volume is staged or published, file system or block device
-	RequiredBytes int64  // the device must have at least so many; 0: whatever it has
+	RequiredBytes int64  // the minimum size of the device; 0: any
 
-	// Rescan makes the kernel look at the size of the device again, where it does not
-	// by itself: of a SCSI disk, a 1 written to its device/rescan in sysfs does so. It is
-	// called when the device is smaller than RequiredBytes. nil does nothing.
+	// Rescan makes the kernel read the size of the device again, for devices where this is
+	// not automatic: for a SCSI disk, write 1 to device/rescan in sysfs. It is called if
+	// the device is smaller than RequiredBytes. nil does nothing.
 	Rescan func(devicePath string) error
 }
 
-// Expand grows the file system mounted at the volume path to the size of its
-// device and returns that size. What is grown already is left alone, and a raw
-// block volume is only measured, so repeating it costs nothing.
+// Expand grows the file system mounted at the volume path to the size of its device and
+// returns that size in bytes. The device must have been expanded already. It is
+// idempotent: a file system of that size is not changed, and for a raw block volume only
+// the size is read.
 //
-// Nothing mounted at the path is KindNotFound; a device below RequiredBytes, which
-// has not grown yet, is KindUncertain; a read-only mount, and a mounted ext4 without CAP_SYS_RESOURCE,
-// are KindPrecondition: the latter grows when it is staged the next time.
+// If nothing is mounted at the path, the error is KindNotFound; if the device is smaller
+// than RequiredBytes, KindUncertain; for a read-only mount, and for a mounted ext4 without
+// CAP_SYS_RESOURCE, KindPrecondition: the latter grows the next time it is staged.
 func (n *Node) Expand(ctx context.Context, r ExpandRequest) (capacityBytes int64, err error) {
 	const op = "expand"
 	if err := checkVolumePath(r.VolumePath); err != nil {
 		return 0, wrap(op, r.VolumeID, r.VolumePath, err)
 	}
 	var size int64
-	err = n.run(ctx, op, r.VolumeID, r.VolumePath, func(ctx context.Context) error {
-		s, err := n.expand(ctx, r)
+	err = n.run(ctx, op, r.VolumeID, r.VolumePath, func(ctx context.Context, path resolvedPath) error {
+		s, err := n.expand(ctx, r, path)
 		size = s
 		return err
 	})
 	if err != nil {
-		return 0, err // the work may still be under way: size is not ours to read
+		return 0, err // the operation may still be in flight and write to size
 	}
 	return size, nil
 }

@@ -14,8 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) expand(ctx context.Context, r ExpandRequest) (int64, error) {
-	m, dev, err := openVolume(r.VolumePath)
+func (n *Node) expand(ctx context.Context, r ExpandRequest, path resolvedPath) (int64, error) {
+	volumePath, err := path.volume()
+	if err != nil {
+		return 0, err
+	}
+	m, dev, err := openVolume(volumePath)
 	if err != nil {
 		return 0, err
 	}
@@ -60,7 +64,7 @@ func mountedAt(volumePath string) (mountapi.Mount, error) {
 		return mountapi.Mount{}, err
 	}
 	if len(on) == 0 {
-		return mountapi.Mount{}, faultf(KindNotFound, "no volume is mounted there")
+		return mountapi.Mount{}, errNotMounted
 	}
 	return on[len(on)-1], nil
 }
@@ -257,7 +261,11 @@ func hasSysResource() bool {
 	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-func (n *Node) stats(volumePath string) (Stats, error) {
+func (n *Node) stats(path resolvedPath) (Stats, error) {
+	volumePath, err := path.volume()
+	if err != nil {
+		return Stats{}, err
+	}
 	m, err := mountedAt(volumePath)
 	if err != nil {
 		return Stats{}, err

@@ -78,13 +78,13 @@ func TestStaleLinkToADevice(t *testing.T) {
 	link(t, byID, other.dev.Path)
 	r.Device.Size = 0
 	wantKind(t, ours.stage(r), KindConflict, fmt.Sprintf("device is 7:%d", unix.Minor(ours.dev.Rdev)))
-	err := ours.publish("p", func(p *FilesystemPublish) { p.Device.Path = byID })
+	err := ours.publish("p", func(p *PublishFilesystemRequest) { p.Device.Path = byID })
 	wantKind(t, err, KindPrecondition, "shows device", "not "+other.dev.Path)
 	ours.mustHaveMounts(ours.staging, 1)
 
 	link(t, byID, ours.dev.Path)
 	ok(t, ours.stage(r))
-	ok(t, ours.publish("p", func(p *FilesystemPublish) { p.Device.Path = byID }))
+	ok(t, ours.publish("p", func(p *PublishFilesystemRequest) { p.Device.Path = byID }))
 	ours.mustHaveMounts(ours.staging, 1)
 	ok(t, ours.unpublish("p"))
 	ours.unstage()
@@ -114,7 +114,7 @@ func TestDeviceByAnotherName(t *testing.T) {
 		r := f.stageRequest("ext4")
 		r.Device.Path = path
 		ok(t, f.stage(r))
-		ok(t, f.publish("p", func(p *FilesystemPublish) { p.Device.Path = path }))
+		ok(t, f.publish("p", func(p *PublishFilesystemRequest) { p.Device.Path = path }))
 	}
 	f.mustHaveMounts(f.staging, 1)
 	f.mustHaveMounts(f.target("p"), 1)
@@ -122,7 +122,7 @@ func TestDeviceByAnotherName(t *testing.T) {
 	f.unstage()
 	for _, path := range []string{f.dev.Path, alias, byID} {
 		f.with(Config{})
-		ok(t, f.publishBlock("b", func(b *BlockPublish) { b.Device.Path = path }))
+		ok(t, f.publishBlock("b", func(b *PublishBlockRequest) { b.Device.Path = path }))
 	}
 	f.mustHaveMounts(f.target("b"), 1)
 	ok(t, f.unpublish("b"))
@@ -177,7 +177,7 @@ func TestDeadDeviceIsNeverFormatted(t *testing.T) {
 // the pod's container could not be made.
 func TestBlockNodeThatIsAFile(t *testing.T) {
 	f := newFixture(t, 8*mib)
-	err := f.publishBlock("p", func(r *BlockPublish) { r.Device.Path = f.image })
+	err := f.publishBlock("p", func(r *PublishBlockRequest) { r.Device.Path = f.image })
 	wantKind(t, err, KindPrecondition, "not a block device")
 	if _, err := os.Lstat(f.target("p")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target was made (%v)", err)
@@ -193,7 +193,7 @@ func TestBlockNodeThatIsAFile(t *testing.T) {
 // hetznercloud/csi-driver#349: raw block volumes were formatted.
 // ceph/ceph-csi#3945: resizing looked for a file system on one.
 func TestBlockRunsNoProgram(t *testing.T) {
-	for field := range reflect.TypeFor[BlockPublish]().Fields() {
+	for field := range reflect.TypeFor[PublishBlockRequest]().Fields() {
 		if strings.HasPrefix(field.Name, "FS") || strings.HasPrefix(field.Name, "Mount") {
 			t.Errorf("a raw block volume can be given %s", field.Name)
 		}
@@ -219,12 +219,12 @@ func TestBlockRunsNoProgram(t *testing.T) {
 				ok(t, f.publishBlock("q", nil))
 				_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p")})
 				ok(t, err)
-				_, err = f.node.Stats(t.Context(), "v", f.target("p"))
+				_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 				ok(t, err)
 			}
 			ok(t, f.unpublish("p"))
 			ok(t, f.unpublish("q"))
-			ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+			ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 			if len(log.lines) > 0 {
 				t.Errorf("ran %q", log.lines)
 			}
@@ -243,9 +243,9 @@ func TestPublishDoesNotStack(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	kinds := map[string]func(pod string) error{
 		"file system":           func(pod string) error { return f.publish(pod, nil) },
-		"read-only file system": func(pod string) error { return f.publish(pod, func(r *FilesystemPublish) { r.ReadOnly = true }) },
+		"read-only file system": func(pod string) error { return f.publish(pod, func(r *PublishFilesystemRequest) { r.ReadOnly = true }) },
 		"block":                 func(pod string) error { return f.publishBlock(pod, nil) },
-		"read-only block":       func(pod string) error { return f.publishBlock(pod, func(r *BlockPublish) { r.ReadOnly = true }) },
+		"read-only block":       func(pod string) error { return f.publishBlock(pod, func(r *PublishBlockRequest) { r.ReadOnly = true }) },
 	}
 	for name, publish := range kinds {
 		t.Run(name, func(t *testing.T) {
@@ -302,7 +302,7 @@ func TestTeardownThatIsDone(t *testing.T) {
 					ok(t, unix.Unmount(f.staging, 0))
 				}
 				for range 2 {
-					ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+					ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 				}
 				f.mustHaveMounts(f.staging, 0)
 			}
@@ -317,8 +317,8 @@ func TestTeardownNeedsNothing(t *testing.T) {
 	f, next := newFixture(t, 64*mib), newFixture(t, 64*mib)
 	f.mustStage("ext4")
 	ok(t, f.publish("rw", nil))
-	ok(t, f.publish("ro", func(r *FilesystemPublish) { r.ReadOnly = true }))
-	ok(t, next.publishBlock("block", func(r *BlockPublish) { r.ReadOnly = true }))
+	ok(t, f.publish("ro", func(r *PublishFilesystemRequest) { r.ReadOnly = true }))
+	ok(t, next.publishBlock("block", func(r *PublishBlockRequest) { r.ReadOnly = true }))
 
 	// A new process that knows nothing, has no programs, and whose volume is gone from
 	// where it came from.
@@ -329,14 +329,14 @@ func TestTeardownNeedsNothing(t *testing.T) {
 	r := next.stageRequest("ext4")
 	r.StagingTargetPath = f.staging
 	wantKind(t, f.stage(r), KindConflict, "device is ")
-	ok(t, f.node.Unpublish(t.Context(), "", next.target("block")))
+	ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{TargetPath: next.target("block")}))
 	if next.refusesWrites() {
 		t.Error("the block device is read-only for whoever gets it next")
 	}
 	for _, pod := range []string{"rw", "ro"} {
-		ok(t, f.node.Unpublish(t.Context(), "", f.target(pod)))
+		ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{TargetPath: f.target(pod)}))
 	}
-	ok(t, f.node.Unstage(t.Context(), "", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{StagingTargetPath: f.staging}))
 	f.mustHaveMounts(f.staging, 0)
 	if len(log.lines) > 0 {
 		t.Errorf("ran %q", log.lines)
@@ -355,7 +355,7 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 	server.hangs.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-server.asked; cancel() }()
-	if _, err := f.node.Stats(ctx, "other", f.target("other")); !isPending(err) {
+	if _, err := f.node.Stats(ctx, StatsRequest{VolumeID: "other", VolumePath: f.target("other")}); !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}
 	for len(server.asked) > 0 {
@@ -364,22 +364,22 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 	defer time.AfterFunc(20*time.Second, server.die).Stop() // whoever waits for it has failed: see below
 	for range 2 {
 		f.mustStage("xfs")
-		ok(t, f.publish("p", func(r *FilesystemPublish) { r.Exclusive = true }))
+		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Exclusive = true }))
 	}
 	f.resize(640 * mib)
 	_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 640 * mib})
 	ok(t, err)
-	_, err = f.node.Stats(t.Context(), "v", f.target("p"))
+	_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 	ok(t, err)
-	wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition, f.target("p"))
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
 	_, err = f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
 	ok(t, err)
 	_, err = f.node.Holders(t.Context(), Device{Path: f.dev.Path})
 	ok(t, err)
 	ok(t, f.unpublish("p"))
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	for range 2 {
-		ok(t, f.publishBlock("b", func(r *BlockPublish) { r.ReadOnly = true }))
+		ok(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.ReadOnly = true }))
 	}
 	ok(t, f.unpublish("b"))
 	if len(server.asked) > 0 {
@@ -412,13 +412,13 @@ func TestStageOutlivesItsCaller(t *testing.T) {
 	if !isPending(err) || status.Code(err) != codes.DeadlineExceeded {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}
-	if calls := f.node.Inspect(); len(calls) != 1 || calls[0].Key != f.staging {
+	if calls := f.node.InFlight(); len(calls) != 1 || calls[0].Key != f.staging {
 		t.Errorf("under way is %v, want %s", calls, f.staging)
 	}
 	// Nobody is told that nothing is staged while that is about to become wrong.
 	short, done := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer done()
-	if err := f.node.Unstage(short, "v", f.staging); !isPending(err) {
+	if err := f.node.Unstage(short, UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}); !isPending(err) {
 		t.Errorf("unstage meanwhile: %v, want that something is pending", err)
 	}
 	_, err = in.WriteString("go\n")
@@ -530,9 +530,9 @@ func TestStageAmongManyMounts(t *testing.T) {
 	manyMounts(t, t.TempDir())
 	for range 2 {
 		f.mustStage("ext4")
-		ok(t, f.publish("p", func(r *FilesystemPublish) { r.Exclusive = true }))
+		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Exclusive = true }))
 	}
-	wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition, f.target("p"))
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
 	ok(t, f.unpublish("p"))
 	f.unstage()
 	for range 2 {

@@ -15,6 +15,7 @@ import (
 // used ABORTED for more than work under way. There is one table.
 func TestCodes(t *testing.T) {
 	for kind, want := range map[Kind]codes.Code{
+		KindUnknown:      codes.Unavailable,
 		KindInternal:     codes.Internal,
 		KindInvalid:      codes.InvalidArgument,
 		KindNotFound:     codes.NotFound,
@@ -24,7 +25,7 @@ func TestCodes(t *testing.T) {
 		KindUncertain:    codes.Unavailable,
 	} {
 		if got := status.Code(wrap("op", "v", "/p", fmt.Errorf("outer: %w", faultf(kind, "inner")))); got != want {
-			t.Errorf("kind %d: code %v, want %v", kind, got, want)
+			t.Errorf("kind %v: code %v, want %v", kind, got, want)
 		}
 	}
 	n, err := New(Config{})
@@ -34,13 +35,13 @@ func TestCodes(t *testing.T) {
 	// What goes on is not over, and what did not begin is the caller's doing.
 	finish := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
-	err = n.run(ctx, "op", "v", "/p", func(context.Context) error { cancel(); <-finish; return errors.New("too late") })
+	err = n.run(ctx, "op", "v", "/p", func(context.Context, resolvedPath) error { cancel(); <-finish; return errors.New("too late") })
 	if got := status.Code(err); got != codes.DeadlineExceeded {
 		t.Errorf("work that goes on: %v, want DEADLINE_EXCEEDED", err)
 	}
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = n.run(short, "op", "v", "/p", func(context.Context) error { return nil })
+	err = n.run(short, "op", "v", "/p", func(context.Context, resolvedPath) error { return nil })
 	if got := status.Code(err); got != codes.DeadlineExceeded && got != codes.Canceled && got != codes.Aborted {
 		t.Errorf("work behind it: %v, want a code that is not final", err)
 	}

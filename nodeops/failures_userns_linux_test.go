@@ -28,30 +28,30 @@ func TestUnpublishDeletesNothing(t *testing.T) {
 		}
 	}
 	target := filepath.Join(pods, "p")
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
 	ok(t, n.PublishFilesystem(t.Context(), r))
 
 	keep, err := os.Open(target + "/dir/below/file")
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy)
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
 	intact(target)
 	keep.Close()
 
 	// The pod's own mount inside of it is not unmounted either.
 	ok(t, unix.Mount("tmpfs", target+"/dir", "tmpfs", 0, ""))
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy)
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
 	ok(t, unix.Unmount(target+"/dir", 0))
 	intact(target)
 
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	intact(staging)
 
 	// Nothing is mounted, and somebody has put files there.
 	ok(t, os.MkdirAll(target+"/dir/below", 0o755))
 	ok(t, os.WriteFile(target+"/dir/below/file", []byte("data"), 0o600))
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindPrecondition, "not empty")
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindPrecondition, "not empty")
 	intact(target)
-	ok(t, n.Unstage(t.Context(), "v", target))
+	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}))
 	intact(target)
 }
 
@@ -67,7 +67,7 @@ func TestShareDoesNotStack(t *testing.T) {
 	if got := mountedTypes(t, target); len(got) != 1 {
 		t.Errorf("mounted is %v, want one", got)
 	}
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if got := mountedTypes(t, target); len(got) != 0 {
 		t.Errorf("mounted is %v, want nothing", got)
 	}
@@ -77,10 +77,14 @@ func TestShareDoesNotStack(t *testing.T) {
 // rook/rook#6327: whoever asked a dead server's mount anything, before taking it down,
 // waited for ever.
 func TestTeardownAsksNothing(t *testing.T) {
-	for _, policy := range []UnmountPolicy{UnmountWait, UnmountForced, UnmountLazily} {
-		for name, tearDown := range map[string]func(n *Node, ctx context.Context, volumeID, path string) error{
-			"unpublish": (*Node).Unpublish,
-			"unstage":   (*Node).Unstage,
+	for _, policy := range []UnmountPolicy{UnmountWait, UnmountForce, UnmountLazy} {
+		for name, tearDown := range map[string]func(n *Node, ctx context.Context, path string) error{
+			"unpublish": func(n *Node, ctx context.Context, path string) error {
+				return n.Unpublish(ctx, UnpublishRequest{TargetPath: path})
+			},
+			"unstage": func(n *Node, ctx context.Context, path string) error {
+				return n.Unstage(ctx, UnstageRequest{StagingTargetPath: path})
+			},
 		} {
 			t.Run(name+", "+policy.String(), func(t *testing.T) {
 				_, _, pods := staged(t)
@@ -92,7 +96,7 @@ func TestTeardownAsksNothing(t *testing.T) {
 				server.hangs.Store(true)
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
-				ok(t, tearDown(n, ctx, "v", target))
+				ok(t, tearDown(n, ctx, target))
 				if len(server.asked) > 0 {
 					t.Error("the server was asked")
 				}
@@ -117,18 +121,18 @@ func TestStatsAreAskedForOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range callers {
 		all.Go(func() {
-			if _, err := n.Stats(ctx, "v", target); !isPending(err) {
+			if _, err := n.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: target}); !isPending(err) {
 				t.Errorf("error is %v, want one that is pending", err)
 			}
 		})
 	}
 	together := func() bool {
-		calls := n.Inspect()
+		calls := n.InFlight()
 		return len(calls) == 1 && calls[0].Waiters == callers
 	}
 	for deadline := time.Now().Add(5 * time.Second); !together(); runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Errorf("under way is %v, want one call for all %d", n.Inspect(), callers)
+			t.Errorf("under way is %v, want one call for all %d", n.InFlight(), callers)
 			break
 		}
 	}
@@ -145,7 +149,7 @@ func TestStatsWithoutInodes(t *testing.T) {
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target)
-	s, err := n.Stats(t.Context(), "v", target)
+	s, err := n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: target})
 	ok(t, err)
 	if want := (Stats{Source: "server", TotalBytes: 409600, UsedBytes: 409600}); s != want {
 		t.Errorf("%+v, want %+v", s, want)
@@ -187,16 +191,16 @@ func TestPublishReadsNoMountTable(t *testing.T) {
 		t.Skip("this kernel tells what is on a path by the whole table only (before 6.13)")
 	}
 	for _, pod := range []string{"a", "b"} {
-		r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, pod)}
+		r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, pod)}
 		for range 2 {
 			ok(t, n.PublishFilesystem(t.Context(), r))
-			_, err := n.Stats(t.Context(), "v", r.TargetPath)
+			_, err := n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: r.TargetPath})
 			ok(t, err)
 		}
 	}
 	for range 2 {
 		for _, pod := range []string{"a", "b"} {
-			ok(t, n.Unpublish(t.Context(), "v", filepath.Join(pods, pod)))
+			ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: filepath.Join(pods, pod)}))
 		}
 	}
 	if left, _ := os.ReadDir(pods); len(left) > 0 {
@@ -219,14 +223,14 @@ func TestLongestPath(t *testing.T) {
 	if len(target) != unix.PathMax-1 {
 		t.Fatalf("the path has %d bytes, want %d", len(target), unix.PathMax-1)
 	}
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, Exclusive: true}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, Exclusive: true}
 	for range 2 {
 		ok(t, n.PublishFilesystem(t.Context(), r))
 	}
-	_, err := n.Stats(t.Context(), "v", target)
+	_, err := n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: target})
 	ok(t, err)
-	wantKind(t, n.Unstage(t.Context(), "v", staging), KindPrecondition, target)
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, target)
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is still there (%v)", err)
 	}

@@ -29,10 +29,10 @@ func init() {
 
 // faultRequest is a request to serveRole: the field that is set.
 type faultRequest struct {
-	Stage              *FilesystemStage
-	Publish            *FilesystemPublish
-	PublishBlock       *BlockPublish
-	PublishShare       *SharePublish
+	Stage              *StageFilesystemRequest
+	Publish            *PublishFilesystemRequest
+	PublishBlock       *PublishBlockRequest
+	PublishShare       *PublishShareRequest
 	Expand             string // a volume path
 	Unpublish, Unstage string
 }
@@ -78,9 +78,9 @@ func (r faultRequest) do(n *Node) error {
 		_, err := n.Expand(ctx, ExpandRequest{VolumeID: "v", VolumePath: r.Expand})
 		return err
 	case r.Unpublish != "":
-		return n.Unpublish(ctx, "v", r.Unpublish)
+		return n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: r.Unpublish})
 	}
-	return n.Unstage(ctx, "v", r.Unstage)
+	return n.Unstage(ctx, UnstageRequest{VolumeID: "v", StagingTargetPath: r.Unstage})
 }
 
 // server is a running serveRole.
@@ -163,7 +163,7 @@ func makeStaged(fsType string) func(*fixture) {
 }
 
 func faultCases() []faultCase {
-	stage := func(fsType string, change func(*FilesystemStage)) func(*fixture) faultRequest {
+	stage := func(fsType string, change func(*StageFilesystemRequest)) func(*fixture) faultRequest {
 		return func(f *fixture) faultRequest {
 			r := f.stageRequest(fsType)
 			if change != nil {
@@ -174,13 +174,13 @@ func faultCases() []faultCase {
 	}
 	publish := func(readOnly bool) func(*fixture) faultRequest {
 		return func(f *fixture) faultRequest {
-			return faultRequest{Publish: &FilesystemPublish{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.target("p"),
+			return faultRequest{Publish: &PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.target("p"),
 				Device: Device{Path: f.dev.Path}, MountFlags: []string{"nosuid"}, ReadOnly: readOnly}}
 		}
 	}
 	publishBlock := func(readOnly bool) func(*fixture) faultRequest {
 		return func(f *fixture) faultRequest {
-			return faultRequest{PublishBlock: &BlockPublish{VolumeID: "v", Device: Device{Path: f.dev.Path}, TargetPath: f.target("p"), ReadOnly: readOnly}}
+			return faultRequest{PublishBlock: &PublishBlockRequest{VolumeID: "v", Device: Device{Path: f.dev.Path}, TargetPath: f.target("p"), ReadOnly: readOnly}}
 		}
 	}
 	unpublish := func(f *fixture) faultRequest { return faultRequest{Unpublish: f.target("p")} }
@@ -210,10 +210,10 @@ func faultCases() []faultCase {
 		cases = append(cases,
 			faultCase{"stage fresh " + fsType, fsType, func(*fixture) {}, stage(fsType, nil), mountOf(fsType, staging, "rw")},
 			faultCase{"stage formatted " + fsType, fsType, makeFormatted(fsType),
-				stage(fsType, func(r *FilesystemStage) { r.MountGroup, r.MountFlags = "4321", []string{"noatime", "nosuid"} }),
+				stage(fsType, func(r *StageFilesystemRequest) { r.MountGroup, r.MountFlags = "4321", []string{"noatime", "nosuid"} }),
 				all(mountOf(fsType, staging, "rw", "noatime", "nosuid"), groupWrites)},
 			faultCase{"stage read-only " + fsType, fsType, makeFormatted(fsType),
-				stage(fsType, func(r *FilesystemStage) { r.ReadOnly = true }), mountOf(fsType, staging, "ro")},
+				stage(fsType, func(r *StageFilesystemRequest) { r.ReadOnly = true }), mountOf(fsType, staging, "ro")},
 			faultCase{"stage cut off " + fsType, fsType, func(f *fixture) {
 				f.putMark(newMark("v", fsType, c.size))
 				f.mkfs(fsType)
@@ -241,7 +241,7 @@ func faultCases() []faultCase {
 			makeStaged("ext4")(f)
 			helper(f.t.(*testing.T), "tmpfs", mounts)
 		}, func(f *fixture) faultRequest {
-			return faultRequest{PublishShare: &SharePublish{VolumeID: "s", Source: "server:/share", FSType: "tmpfs", TargetPath: f.target("p"), ReadOnly: true}}
+			return faultRequest{PublishShare: &PublishShareRequest{VolumeID: "s", Source: "server:/share", FSType: "tmpfs", TargetPath: f.target("p"), ReadOnly: true}}
 		}, func(f *fixture) error {
 			if on := f.mounts(f.target("p")); len(on) != 1 || on[0].Source != "server:/share" || !on[0].ReadOnly() {
 				return fmt.Errorf("at the target is %+v", on)
@@ -259,7 +259,7 @@ func faultCases() []faultCase {
 		faultCase{"unpublish block", "", func(f *fixture) { ok(f.t, f.publishBlock("p", nil)) }, unpublish, nothingPublished},
 		faultCase{"unpublish block read-only", "", func(f *fixture) {
 			putPrecious(f)
-			ok(f.t, f.publishBlock("p", func(r *BlockPublish) { r.ReadOnly = true }))
+			ok(f.t, f.publishBlock("p", func(r *PublishBlockRequest) { r.ReadOnly = true }))
 		}, unpublish, nothingPublished},
 		faultCase{"unstage", "ext4", makeStaged("ext4"), func(f *fixture) faultRequest { return faultRequest{Unstage: f.staging} },
 			func(f *fixture) error { return f.nothingAt(f.staging) }},
@@ -355,7 +355,7 @@ func TestEveryReadFails(t *testing.T) {
 			return 1
 		}
 		return 47
-	}, crash.CountReads())
+	}, crash.WithReads())
 }
 
 func everyCallFails(t *testing.T, errnos []syscall.Errno, step func(faultCase) int, opts ...crash.Option) {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const askTimeout = 30 * time.Second // for a program that only reads
+const queryTimeout = 30 * time.Second // for a program that only reads
 
 // zeroing is what an operator does with a device whose data nobody needs: erasing
 // signatures alone would leave a device that is not blank.
@@ -33,7 +33,7 @@ type contents struct {
 // look reads the device, and through to the disk if it is held: then no file
 // system on this node has a newer state of it in memory. If its first bytes are
 // blank, blkid looks at the same time.
-func (n *Node) look(ctx context.Context, d *device, volumeID string, held bool) (_ contents, err error) {
+func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held bool) (_ contents, err error) {
 	ctx, done := n.telemetry.step(ctx, "probe")
 	defer func() { done(err) }()
 	var r io.ReaderAt = d.file
@@ -53,7 +53,7 @@ func (n *Node) look(ctx context.Context, d *device, volumeID string, held bool) 
 		// blkid makes about forty small reads here, each after the one before it.
 		d.readAhead(0, 1<<20)
 		d.readAhead(d.size-1<<20, 1<<20)
-		c.blkid = n.secondOpinion(ctx, d)
+		c.blkid = n.confirmBlank(ctx, d)
 	})
 	if c.Kind == probe.Blank && c.mark.foreign != "" {
 		c.Kind = probe.Foreign
@@ -68,10 +68,10 @@ func (c contents) String() string {
 	return c.Result.String()
 }
 
-// cutOff reports whether the device holds what a mkfs of this type left when it
+// interrupted reports whether the device holds what a mkfs of this type left when it
 // was cut off. The mark says that it was blank before; what mkfs never writes has
 // come since, and is somebody's.
-func (c contents) cutOff(fsType string) bool {
+func (c contents) interrupted(fsType string) bool {
 	if !c.mark.whole(fsType) {
 		return false
 	}
@@ -86,13 +86,13 @@ func (c contents) cutOff(fsType string) bool {
 
 // format makes a file system on a device that was found blank, or cut off while
 // blank, while it was held; if it was found blank, by blkid as well.
-func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found contents, release func()) error {
+func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device, found contents, release func()) error {
 	again := found.Kind != probe.Blank
 	if !again && found.blkid != nil {
 		return found.blkid
 	}
 	fs := filesystems[r.FSType]
-	without, err := n.leaveOut(ctx, fs, r.OldestKernel)
+	without, err := n.compatFeatureArgs(ctx, fs, r.OldestKernel)
 	if err != nil {
 		return err
 	}
@@ -119,12 +119,12 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		args = append(args, fs.prezeroed...)
 	}
 	args = append(args, dev.path)
-	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_cut_off", again)
+	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_interruption", again)
 	n.telemetry.formats.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(
-		attribute.String("fs_type", r.FSType), attribute.Bool("after_cut_off", again)))
+		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", again)))
 	release() // mkfs opens the device exclusively itself: of two, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
-	letGo(claim.Close) // a mkfs that still runs, if that can be, keeps the lock
+	closeWithoutFork(claim.Close) // a mkfs that still runs, if that can be, keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}
@@ -133,9 +133,9 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
 	defer release()
-	found, err = n.look(ctx, dev, r.VolumeID, true)
+	found, err = n.probeDevice(ctx, dev, r.VolumeID, true)
 	if err == nil {
-		err = found.mark.sameAs(m)
+		err = found.mark.checkAttempt(m)
 	}
 	// A mkfs that could not be run, or refused, is to leave the device as it was.
 	if err == nil && failed != nil && found.Kind == probe.Blank {
@@ -144,7 +144,7 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 		}
 	}
 	if err == nil && failed != nil && found.Kind == probe.Filesystem && found.mark.whole(r.FSType) {
-		err = n.unfinish(ctx, dev, found)
+		err = n.wipeSuperblock(ctx, dev, found)
 	}
 	switch {
 	case failed != nil || err != nil:
@@ -157,8 +157,8 @@ func (n *Node) format(ctx context.Context, r FilesystemStage, dev *device, found
 	return dev.clearMark(found.mark)
 }
 
-// leaveOut returns the arguments with which mkfs makes what the oldest kernel can mount.
-func (n *Node) leaveOut(ctx context.Context, fs filesystem, oldestKernel string) ([]string, error) {
+// compatFeatureArgs returns the arguments with which mkfs makes what the oldest kernel can mount.
+func (n *Node) compatFeatureArgs(ctx context.Context, fs filesystem, oldestKernel string) ([]string, error) {
 	if oldestKernel == "" {
 		return nil, nil
 	}
@@ -166,7 +166,7 @@ func (n *Node) leaveOut(ctx context.Context, fs filesystem, oldestKernel string)
 	if err != nil {
 		return nil, err
 	}
-	status, output, err := n.command(ctx, askTimeout, fs.mkfs[0], "-V")
+	status, output, err := n.command(ctx, queryTimeout, fs.mkfs[0], "-V")
 	if err != nil {
 		return nil, err
 	}
@@ -211,10 +211,10 @@ func (n *Node) check(ctx context.Context, dev *device, found contents) (status i
 	return n.command(ctx, 0, check[0], append(slices.Clone(check[1:]), dev.path)...)
 }
 
-// unfinish takes the superblock from a file system whose mkfs failed, so that the
+// wipeSuperblock takes the superblock from a file system whose mkfs failed, so that the
 // next attempt makes it again: mkfs.xfs writes a complete one even after it has lost
 // another write, and nobody but its caller is told.
-func (n *Node) unfinish(ctx context.Context, dev *device, found contents) error {
+func (n *Node) wipeSuperblock(ctx context.Context, dev *device, found contents) error {
 	status, _, err := n.check(ctx, dev, found)
 	if err != nil || status == 0 { // sound: it failed behind its last write
 		return err
@@ -224,9 +224,9 @@ func (n *Node) unfinish(ctx context.Context, dev *device, found contents) error 
 	return dev.writeBlocks(map[int64][]byte{0: zeros, 64 << 10: zeros})
 }
 
-// secondOpinion asks blkid, which knows more signatures than we do.
-func (n *Node) secondOpinion(ctx context.Context, dev *device) error {
-	status, output, err := n.command(ctx, askTimeout, "blkid", "-p", "-o", "export", dev.path)
+// confirmBlank asks blkid, which knows more signatures than we do.
+func (n *Node) confirmBlank(ctx context.Context, dev *device) error {
+	status, output, err := n.command(ctx, queryTimeout, "blkid", "-p", "-o", "export", dev.path)
 	if err != nil {
 		return err
 	}

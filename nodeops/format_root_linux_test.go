@@ -38,12 +38,12 @@ func (f *fixture) open() *device {
 	return d
 }
 
-func (f *fixture) look() contents {
+func (f *fixture) probeDevice() contents {
 	f.t.Helper()
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(f.t, err)
 	defer d.close()
-	found, err := f.node.look(f.t.Context(), d, "v", true)
+	found, err := f.node.probeDevice(f.t.Context(), d, "v", true)
 	ok(f.t, err)
 	return found
 }
@@ -87,7 +87,7 @@ func (f *fixture) mkfs(fsType string, more ...string) {
 
 func (f *fixture) unstage() {
 	f.t.Helper()
-	ok(f.t, f.node.Unstage(context.Background(), "v", f.staging))
+	ok(f.t, f.node.Unstage(context.Background(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 }
 
 // forKernel is the mkfs, of the version that is installed, for a kernel.
@@ -134,7 +134,7 @@ func TestMarkSurvivesMkfs(t *testing.T) {
 			if out, err := exec.Command(p.args[0], append(p.args[1:], f.dev.Path)...).CombinedOutput(); err != nil {
 				t.Fatalf("%s of %d bytes: %v: %s", p.name, size, err, out)
 			}
-			if found := f.look(); !found.mark.whole("ext4") || found.Kind != probe.Filesystem {
+			if found := f.probeDevice(); !found.mark.whole("ext4") || found.Kind != probe.Filesystem {
 				t.Errorf("%s of %d bytes: %d of %d places left; holds %v", p.name, size, len(found.mark.ours), len(found.mark.places), found)
 			}
 			f.erase()
@@ -225,19 +225,19 @@ func TestCompleteWithMark(t *testing.T) {
 			m := newMark("v", c.fsType, c.size)
 			f.putMark(m)
 			f.mkfs(c.fsType)
-			uuid := f.look().UUID
+			uuid := f.probeDevice().UUID
 
 			r := f.stageRequest(c.fsType)
 			r.ReadOnly = true
 			ok(t, f.stage(r))
 			f.unstage()
-			if !f.look().mark.whole(c.fsType) {
+			if !f.probeDevice().mark.whole(c.fsType) {
 				t.Error("staging read-only wrote to the device")
 			}
 			f.mustStage(c.fsType)
 			f.write(f.staging+"/file", "data")
 			f.unstage()
-			if found := f.look(); found.UUID != uuid || len(found.mark.ours) > 0 {
+			if found := f.probeDevice(); found.UUID != uuid || len(found.mark.ours) > 0 {
 				t.Errorf("%v, %d places left; want file system %s without a mark", found, len(found.mark.ours), uuid)
 			}
 
@@ -263,7 +263,7 @@ func TestCompleteWithMark(t *testing.T) {
 			f.put(markPlaces(c.size)[0], make([]byte, markSize))
 			f.mustStage(c.fsType)
 			f.unstage()
-			if n := len(f.look().mark.ours); n > 0 {
+			if n := len(f.probeDevice().mark.ours); n > 0 {
 				t.Errorf("%d places left", n)
 			}
 		})
@@ -284,7 +284,7 @@ func TestCompleteWithMark(t *testing.T) {
 				}
 			}
 			wantKind(t, f.stage(f.stageRequest(c.fsType)), KindPrecondition, "damaged", "blkdiscard -z")
-			if !f.look().mark.whole(c.fsType) {
+			if !f.probeDevice().mark.whole(c.fsType) {
 				t.Error("the mark is gone")
 			}
 		})
@@ -338,10 +338,10 @@ func TestMaxFormats(t *testing.T) {
 	if err := <-staged; !errors.Is(err, context.Canceled) {
 		t.Errorf("error is %v, want that the context ended", err)
 	}
-	for len(f.node.Inspect()) > 0 {
+	for len(f.node.InFlight()) > 0 {
 		runtime.Gosched() // the call lets go of the device after its caller
 	}
-	if found := f.look(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}
 	done()
@@ -357,7 +357,7 @@ func init() {
 func stageRole() {
 	n, err := New(Config{DeviceWait: -1, Logger: slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err == nil {
-		err = n.StageFilesystem(context.Background(), FilesystemStage{
+		err = n.StageFilesystem(context.Background(), StageFilesystemRequest{
 			VolumeID: "v", Device: Device{Path: os.Args[1]}, StagingTargetPath: os.Args[2], FSType: os.Args[3],
 		})
 	}
@@ -375,7 +375,7 @@ func (f *fixture) driver(fsType string) (p *crash.Process, output io.Reader) {
 	ok(f.t, err)
 	f.t.Cleanup(func() { r.Close() })
 	cmd.Stdout, cmd.Stderr = w, w
-	p, err = crash.Start(cmd, crash.KillTree())
+	p, err = crash.Start(cmd, crash.WithKillTree())
 	w.Close()
 	ok(f.t, err)
 	return p, r
@@ -403,7 +403,7 @@ func TestKilledWhileFormatting(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))
 			var whole time.Duration // of mkfs and what follows
 			left, refused := map[string]int{}, 0
-			cutOff := func(t *testing.T, round int) {
+			interrupted := func(t *testing.T, round int) {
 				f := newFixture(t, c.size)
 				open := f.open() // without it, the last close would write everything through
 				p, output := f.driver(c.fsType)
@@ -434,7 +434,7 @@ func TestKilledWhileFormatting(t *testing.T) {
 				f.unstage() // it may have come that far
 				open.close()
 				f.reattach(image)
-				found := f.look()
+				found := f.probeDevice()
 				what := found.String()
 				if found.Kind == probe.Filesystem {
 					what = found.Type
@@ -453,7 +453,7 @@ func TestKilledWhileFormatting(t *testing.T) {
 				f.converge(c.fsType, fmt.Sprintf("left %v", found))
 			}
 			for round := range rounds + 1 {
-				t.Run(fmt.Sprint(round), func(t *testing.T) { cutOff(t, round) })
+				t.Run(fmt.Sprint(round), func(t *testing.T) { interrupted(t, round) })
 			}
 			for what, n := range left {
 				t.Logf("%4d x %s", n, what)
@@ -472,7 +472,7 @@ func (f *fixture) converge(fsType, what string) {
 	}
 	f.write(f.staging+"/file", "data")
 	f.unstage()
-	found := f.look()
+	found := f.probeDevice()
 	if !found.Clean || len(found.mark.ours) > 0 || found.mark.foreign != "" && fsType == "ext4" {
 		f.t.Fatalf("%s: now %v, mark %v", what, found, found.mark)
 	}
@@ -535,7 +535,7 @@ func TestMkfsKilledAtEveryWrite(t *testing.T) {
 				if err := p.Wait(); err != nil && !p.Killed() {
 					t.Fatal(err)
 				}
-				if found := f.look(); !found.mark.whole(c.fsType) {
+				if found := f.probeDevice(); !found.mark.whole(c.fsType) {
 					t.Errorf("the mark is not whole: %v", found.mark)
 				}
 				f.reattach(f.image)
@@ -681,7 +681,7 @@ exec %s "$@"
 
 	program("mke2fs of no version")
 	wantKind(t, f.stage(r), KindPrecondition, "mke2fs -V", "does not tell its version")
-	if found := f.look(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}
 	program("mke2fs 1.47.0 (5-Feb-2023)") // this is what a wrong table would do
@@ -724,7 +724,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 			continue // the child of just now still has it
 		}
 		time.Sleep(time.Millisecond)
-		letGo(claim.Close)
+		closeWithoutFork(claim.Close)
 		if release, err := d.hold(); err != nil {
 			guarded++
 		} else {

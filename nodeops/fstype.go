@@ -104,7 +104,7 @@ func findVersion(text string) (v version, ok bool) {
 	return v, number != ""
 }
 
-// parseKernel reads FilesystemStage.OldestKernel, which is set.
+// parseKernel reads StageFilesystemRequest.OldestKernel, which is set.
 func parseKernel(text string) (version, error) {
 	v, ok := findVersion(text)
 	switch {

@@ -28,12 +28,12 @@ func TestParseKernel(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"5", "v5.4", "5.4-generic", "5.4.0-150-generic", "5.4.0.1", " 5.4", "5.4\n", "5,4", "-5.4", "99999.1", "latest", "3.15", "2.6.32", "0.0"} {
-		_, err := checkStage(FilesystemStage{StagingTargetPath: "/s", FSType: "ext4", OldestKernel: text})
+		_, err := checkStage(StageFilesystemRequest{StagingTargetPath: "/s", FSType: "ext4", OldestKernel: text})
 		if f := (*fault)(nil); !errors.As(err, &f) || f.kind != KindInvalid {
 			t.Errorf("%q: %v, want that it is invalid", text, err)
 		}
 	}
-	if _, err := checkStage(FilesystemStage{StagingTargetPath: "/s", FSType: "ext4"}); err != nil {
+	if _, err := checkStage(StageFilesystemRequest{StagingTargetPath: "/s", FSType: "ext4"}); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,27 +2,26 @@ package nodeops
 
 import "context"
 
-// Holder is a mount namespace other than this process's own in which a device is
+// Holder is a mount namespace other than that of this process in which a device is
 // mounted, such as that of a container which outlived its pod or which has a copy
 // of the host's mounts.
 type Holder struct {
-	PID     int    // one of the processes in that namespace, the one with the lowest number
-	Command string // its name
+	PID     int    // the lowest PID of the processes in that namespace
+	Command string // the name of that process
 	Paths   []string
 }
 
-// Holders looks for the device in the mount tables of all other mount namespaces.
-// An unmounted volume whose device shows there is still in use: detaching it would
-// take it from under whoever that is. It reads the table of every process and takes
-// milliseconds per hundred of them, so ask it where something does not let go, not
-// on every call.
+// Holders searches the mount tables of all other mount namespaces for the device. A
+// volume that is unmounted here but mounted there is still in use, and its device must not
+// be detached. It reads the mount table of every process and takes milliseconds per
+// hundred of them, so call it when a device stays busy, not on every RPC.
 //
-// Namespaces without a process, and those whose processes this one may not look at
-// (it needs CAP_SYS_PTRACE and the host's /proc), are not found.
+// Namespaces without a process, and those whose processes this one may not inspect
+// (that needs CAP_SYS_PTRACE and the host's /proc), are not found.
 func (n *Node) Holders(ctx context.Context, d Device) ([]Holder, error) {
 	v, _, err := n.blocking.Do(ctx, d.Path+" (holders)", func() (any, error) { return n.holders(d) })
 	if err != nil {
-		return nil, wrap("look for holders of device", "", d.Path, err)
+		return nil, wrap("find holders of device", "", d.Path, err)
 	}
 	return v.([]Holder), nil
 }

@@ -189,8 +189,8 @@ func (s markSearch) whole(fsType string) bool {
 	return len(s.places) > 0 && len(s.ours) == len(s.places) && len(s.fsTypes) == 1 && s.fsTypes[fsType]
 }
 
-// sameAs checks that what was found was written by the attempt that wrote m.
-func (s markSearch) sameAs(m mark) error {
+// checkAttempt checks that what was found was written by the attempt that wrote m.
+func (s markSearch) checkAttempt(m mark) error {
 	for place, block := range s.ours {
 		if !bytes.Equal(block, m.encode(place)) {
 			return errors.New("two format the device at once: it must be attached to one node alone")

@@ -58,14 +58,14 @@ func newNFS(t *testing.T, flags string, cfg Config) *nfs {
 
 func (f *nfs) target(pod string) string { return filepath.Join(f.pods, pod) }
 
-func (f *nfs) request(pod string) SharePublish {
-	return SharePublish{VolumeID: "v", Source: f.source, FSType: "nfs", TargetPath: f.target(pod), MountFlags: []string{f.flags}}
+func (f *nfs) request(pod string) PublishShareRequest {
+	return PublishShareRequest{VolumeID: "v", Source: f.source, FSType: "nfs", TargetPath: f.target(pod), MountFlags: []string{f.flags}}
 }
 
 func (f *nfs) publish(pod string) error { return f.node.PublishShare(f.t.Context(), f.request(pod)) }
 
 func (f *nfs) unpublish(pod string) error {
-	return f.node.Unpublish(f.t.Context(), "v", f.target(pod))
+	return f.node.Unpublish(f.t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: f.target(pod)})
 }
 
 // soon is a context for a call that is to give up waiting.
@@ -121,7 +121,7 @@ func TestNFS(t *testing.T) {
 		if err := os.WriteFile(f.target("ro")+"/file", nil, 0o644); !errors.Is(err, unix.EROFS) {
 			t.Errorf("writing to a share that is published read-only: %v", err)
 		}
-		s, err := f.node.Stats(t.Context(), "v", f.target("p"))
+		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 		if err != nil || s.TotalBytes < 100*mib || s.AvailableBytes < 100*mib || s.TotalInodes == 0 {
 			t.Errorf("stats are %+v (%v)", s, err)
 		}
@@ -193,7 +193,7 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 			}
 			wantGone(t, f.target("r"))
 
-			stats, err := f.node.Stats(soon(t), "v", f.target("p"))
+			stats, err := f.node.Stats(soon(t), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 			if before := stats.Age > 0; !before && (status.Code(err) != codes.DeadlineExceeded || !isPending(err)) {
 				t.Errorf("%s: stats: %+v, %v, want older ones, or DEADLINE_EXCEEDED and pending", name, stats, err)
 			}
@@ -206,9 +206,9 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 			other := f.target("other")
 			helper(t, "tmpfs", mounts)
 			ok(t, f.node.share(t, other, nil))
-			_, err = f.node.Stats(t.Context(), "other", other)
+			_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "other", VolumePath: other})
 			ok(t, err)
-			ok(t, f.node.Unpublish(t.Context(), "other", other))
+			ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{VolumeID: "other", TargetPath: other}))
 
 			if name == "nfsd is stopped" {
 				f.Start()
@@ -221,7 +221,7 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 				ok(t, f.publish(pod))
 			}
 			ok(t, f.unpublish("q"))
-			_, err = f.node.Stats(t.Context(), "v", f.target("p"))
+			_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 			ok(t, err)
 		}
 		ok(t, f.unpublish("p"))
@@ -238,30 +238,30 @@ func TestNFSUnpublishWithoutServer(t *testing.T) {
 			use    func(t *testing.T)
 		}{
 			{"idle, waiting", UnmountWait, func(*testing.T) { f.Drop() }},
-			{"idle, forced", UnmountForced, func(*testing.T) { f.Drop() }},
-			{"looked at, forced", UnmountForced, func(t *testing.T) {
+			{"idle, forced", UnmountForce, func(*testing.T) { f.Drop() }},
+			{"looked at, forced", UnmountForce, func(t *testing.T) {
 				f.Drop()
-				if _, err := f.node.Stats(soon(t), "v", f.target("p")); !isPending(err) {
+				if _, err := f.node.Stats(soon(t), StatsRequest{VolumeID: "v", VolumePath: f.target("p")}); !isPending(err) {
 					t.Errorf("stats: %v, want pending", err)
 				}
 			}},
 			// Forced does not free a version 3 mount whose writer waits (Linux 6.1): it stays busy.
-			{"written to, lazy", UnmountLazily, f.writeAndDrop},
+			{"written to, lazy", UnmountLazy, f.writeAndDrop},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
 				defer f.Mend()
 				ok(t, f.publish("p"))
-				n, err := New(Config{Unmount: tt.policy, UnmountPatience: 2 * time.Second})
+				n, err := New(Config{Unmount: tt.policy, UnmountTimeout: 2 * time.Second})
 				ok(t, err)
 				tt.use(t)
-				err = n.Unpublish(soon(t), "v", f.target("p"))
+				err = n.Unpublish(soon(t), UnpublishRequest{VolumeID: "v", TargetPath: f.target("p")})
 				if err != nil && status.Code(err) != codes.Aborted && (status.Code(err) != codes.DeadlineExceeded || !isPending(err)) {
 					t.Errorf("who has no time: %v, want ABORTED, or DEADLINE_EXCEEDED and pending", err)
 				}
 				if tt.policy == UnmountWait {
 					f.Mend()
 				}
-				ok(t, n.Unpublish(t.Context(), "v", f.target("p")))
+				ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: f.target("p")}))
 				wantGone(t, f.target("p"))
 				if tt.policy != UnmountWait {
 					f.Mend()

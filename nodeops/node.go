@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/csikit/csikit/blocking"
@@ -18,102 +20,102 @@ import (
 	"k8s.io/utils/exec"
 )
 
-// Config is what a [Node] is made of. The zero value works.
+// Config configures a [Node]. The zero value works.
 type Config struct {
-	// Logger gets a line before each mkfs (warning level) and one per program
-	// run (debug level). nil discards them.
+	// Logger gets a warning before each mkfs and each unmount that the CO did not
+	// request, and every command line at debug level. nil discards the log.
 	Logger *slog.Logger
 
 	// TracerProvider gets a span for each operation, each program that is run and each
 	// other step that takes long. nil discards them.
 	TracerProvider trace.TracerProvider
 
-	// MeterProvider gets how long operations took, how often mkfs was started, and how
-	// much work is parked in the kernel. nil discards it.
+	// MeterProvider gets the metrics that the package documentation lists. nil discards
+	// them.
 	MeterProvider metric.MeterProvider
 
-	// Exec starts the programs. nil starts them in a process group of their own
-	// that is killed as a whole.
+	// Exec starts the programs. nil starts each in a process group of its own, which is
+	// killed as a whole.
 	Exec exec.Interface
 
-	// DeviceWait is how long a device that is not there yet is waited for, as udev
-	// makes /dev/disk/by-id links some time after the device was attached. 0 is 5
-	// seconds, less than 0 no time.
+	// DeviceWait is how long to wait for a device that does not exist yet: udev creates
+	// /dev/disk/by-id links some time after the device was attached. 0 means 5 seconds,
+	// a negative value not to wait.
 	DeviceWait time.Duration
 
-	// MaxFormats is how many mkfs run at once; more wait until one of them ends, or
-	// their context. 0 sets no limit.
+	// MaxFormats limits the number of concurrent mkfs; further ones wait until one ends,
+	// or their context. 0 means no limit.
 	MaxFormats int
 
-	// HelperTimeout is how long a mount helper of a share may take before it is
-	// killed. 0 is 90 seconds: kubelet waits for two minutes.
+	// HelperTimeout is how long a mount helper of a share may run before it is killed. 0
+	// means 90 seconds: kubelet's timeout is two minutes.
 	HelperTimeout time.Duration
 
-	// Unmount is what Unpublish may do about a mount that hangs. Unstage does nothing:
-	// what is on a device cannot be forced, and must not be left behind.
+	// Unmount is what Unpublish may do about a mount that hangs. It does not apply to
+	// Unstage: a file system on a device cannot be forced, and must not stay active.
 	Unmount UnmountPolicy
 
-	// UnmountPatience is how long an unmount, or a look whether a busy mount answers,
-	// may take before the mount is said to hang. 0 is 10 seconds. Without a policy
-	// in Unmount it has no meaning.
-	UnmountPatience time.Duration
+	// UnmountTimeout is how long an unmount, or a check whether a busy mount responds,
+	// may take before the mount is considered hung. 0 means 10 seconds. It has no effect
+	// with UnmountWait.
+	UnmountTimeout time.Duration
 
-	// Abandoned is asked about each path at which a volume that is to be unstaged is
-	// still published. True says that no pod uses it any more and none will, for
-	// instance because the pod's directory holds nothing but it; it is
-	// unpublished then. nil is false for all. It must not block.
-	Abandoned func(targetPath string) bool
+	// IsOrphaned is called by Unstage for each path at which the volume is still
+	// published. True means that no pod uses that publication now or later, for instance
+	// because the pod's directory contains nothing else; it is unpublished then. nil
+	// means that none is orphaned. It must not block.
+	IsOrphaned func(targetPath string) bool
 
-	// DeviceCgroup says that the CO keeps the pod of a read-only raw block volume from
-	// writing by the device cgroup, as kubelet does. Then PublishBlock does not make the
-	// device itself refuse writes, and read-only pods may stand beside read-write ones.
+	// DeviceCgroup states that the CO prevents writes of pods with a read-only raw block
+	// volume by the device cgroup, as kubelet does. Then PublishBlock does not make the
+	// device itself refuse writes, and a device can be published read-only and read-write.
 	DeviceCgroup bool
 
-	// Blocking runs what the kernel may block; share one to see all stuck work
-	// in one place. nil makes one for this Node.
+	// Blocking runs the calls that the kernel may block; share one to list all calls in
+	// flight in one place. nil creates one for this Node.
 	Blocking *blocking.Group
 }
 
-// Node does the node half of a CSI driver. Make one with [New].
+// Node does the node half of a CSI driver. Create one with [New].
 type Node struct {
 	log       *slog.Logger
 	telemetry telemetry
 	exec      exec.Interface
 	blocking  *blocking.Group
 
-	deviceWait    time.Duration
-	helperTimeout time.Duration
-	unmount       UnmountPolicy
-	patience      time.Duration
-	abandoned     func(string) bool
-	deviceCgroup  bool
-	formats       chan struct{} // has room for as many as may run at once
+	deviceWait     time.Duration
+	helperTimeout  time.Duration
+	unmount        UnmountPolicy
+	unmountTimeout time.Duration
+	isOrphaned     func(string) bool
+	deviceCgroup   bool
+	formats        chan struct{} // one slot per mkfs that may run
 
 	mu   sync.Mutex
-	held map[string]chan struct{} // closed when the name is free again
+	held map[string]chan struct{} // closed when the lock on the name is released
 
-	unmounts atomic.Int64 // how many were begun, see unmountOrLeave
+	unmounts atomic.Int64 // how many were started, see unmountBounded
 
-	measured  map[string]measurement // by volume path, until it is unpublished or unstaged
-	forgotten int                    // how often one was dropped from it
+	measured map[string]measurement // by volume path, until it is unpublished or unstaged
+	dropped  int                    // how often an answer was dropped from it
 }
 
-// New returns a Node. It starts nothing and touches nothing.
+// New checks the configuration and returns a Node. It has no side effects.
 func New(cfg Config) (*Node, error) {
 	n := &Node{
 		log: cfg.Logger, exec: cfg.Exec, blocking: cfg.Blocking,
-		deviceWait:    cmp.Or(cfg.DeviceWait, 5*time.Second),
-		helperTimeout: cmp.Or(cfg.HelperTimeout, 90*time.Second),
-		unmount:       cfg.Unmount,
-		patience:      cmp.Or(cfg.UnmountPatience, 10*time.Second),
-		abandoned:     cfg.Abandoned,
-		deviceCgroup:  cfg.DeviceCgroup,
+		deviceWait:     cmp.Or(cfg.DeviceWait, 5*time.Second),
+		helperTimeout:  cmp.Or(cfg.HelperTimeout, 90*time.Second),
+		unmount:        cfg.Unmount,
+		unmountTimeout: cmp.Or(cfg.UnmountTimeout, 10*time.Second),
+		isOrphaned:     cfg.IsOrphaned,
+		deviceCgroup:   cfg.DeviceCgroup,
 	}
-	if n.helperTimeout < 0 || n.patience < 0 {
-		return nil, fmt.Errorf("nodeops: HelperTimeout is %v and UnmountPatience %v, want 0 (the default) or more", n.helperTimeout, n.patience)
+	if n.helperTimeout < 0 || n.unmountTimeout < 0 {
+		return nil, fmt.Errorf("nodeops: HelperTimeout is %v and UnmountTimeout %v, want 0 (the default) or more", n.helperTimeout, n.unmountTimeout)
 	}
-	if n.unmount < UnmountWait || n.unmount > UnmountLazily {
-		return nil, fmt.Errorf("nodeops: there is no UnmountPolicy %d", n.unmount)
+	if n.unmount < UnmountWait || n.unmount > UnmountLazy {
+		return nil, fmt.Errorf("nodeops: unknown UnmountPolicy %d", n.unmount)
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
@@ -135,35 +137,39 @@ func New(cfg Config) (*Node, error) {
 	return n, err
 }
 
-// Device is the block device that holds a volume. What is given besides Path is
-// checked on the open descriptor before the device is used: a device path may
-// name another disk than a moment ago.
+// Device is the block device that holds a volume. The fields other than Path are optional
+// and checked on the open descriptor before the device is used: a device path may refer to
+// another disk than when the volume was attached.
 type Device struct {
 	Path   string // "/dev/…"; symlinks such as /dev/disk/by-id/… are followed
-	Serial string // as sysfs shows it
-	WWID   string // as sysfs shows it
+	Serial string // as in sysfs
+	WWID   string // as in sysfs
 	Size   int64  // bytes, exactly
 }
 
-// Inspect lists the work that is under way, oldest first: the key is the path
-// that is worked on. What has stood there for minutes hangs in the kernel.
-func (n *Node) Inspect() []blocking.Call { return n.blocking.Snapshot() }
+// InFlight lists the operations in flight, oldest first, by path. One that is minutes old
+// hangs in the kernel.
+func (n *Node) InFlight() []blocking.Call { return n.blocking.Snapshot() }
 
-// run does fn as the operation op on the path.
-func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
+// run runs fn as the operation op on the path; see serialized.
+func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context, resolvedPath) error) error {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
-	err := wrap(op, volumeID, path, n.alone(ctx, path, fn))
+	resolved, err := n.resolve(ctx, path)
+	if err == nil {
+		err = n.serialized(ctx, resolved, fn)
+	}
+	err = wrap(op, volumeID, path, err)
 	done(err)
 	return err
 }
 
-// runMount is run for an operation that mounts something at the path. On a final code
-// kubelet takes nothing to be mounted and never takes it down: while something is,
-// by an earlier call, the code is not final. That it is something else remains a
-// conflict, as the specification has it.
-func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) error {
-	return n.run(ctx, op, volumeID, path, func(ctx context.Context) error {
-		err := fn(ctx)
+// runMount is run for an operation that mounts a volume at the path. After a final code
+// kubelet assumes that nothing is mounted and never unmounts it: while something is
+// mounted there, by an earlier call, the code is not final. A mount that is not what was
+// requested remains a conflict, as the specification demands.
+func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(context.Context, resolvedPath) error) error {
+	return n.run(ctx, op, volumeID, path, func(ctx context.Context, target resolvedPath) error {
+		err := fn(ctx, target)
 		if err == nil {
 			return nil
 		}
@@ -171,56 +177,81 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 		if errors.As(err, &f) && (f.kind == KindConflict || f.kind == KindBusy || f.kind == KindUncertain) {
 			return err
 		}
-		if on, e := mountapi.At(path); e == nil && len(on) == 0 {
+		if on, e := mountapi.At(target.path); e == nil && len(on) == 0 {
+			if f == nil && !isInterrupted(err) {
+				err = &fault{kind: KindInternal, err: err}
+			}
 			return err
 		}
 		return &fault{kind: KindUncertain, err: err}
 	})
 }
 
-// alone does fn as the only work on path and gives up waiting, not working, when
-// ctx ends. Who finds work on the path under way waits for it and then does its
-// own: the other call may have asked for something else, and what it did in our
-// favour is found and taken for done.
+// serialized runs fn as the only operation on the path, and stops waiting for it, but
+// does not interrupt it, when ctx ends. A call that finds another operation in flight on
+// the path waits for it and then runs its own: the other request may have been a
+// different one, and whatever it has already done is found and left as it is.
 //
-// The context that fn gets ends with the caller's patience; what is begun is not to
-// end with it.
-func (n *Node) alone(ctx context.Context, path string, fn func(context.Context) error) error {
-	key, err := n.key(ctx, path)
-	if err != nil {
-		return err
-	}
+// The context that fn receives is the caller's; an operation that has begun does not
+// stop when it ends.
+func (n *Node) serialized(ctx context.Context, path resolvedPath, fn func(context.Context, resolvedPath) error) error {
 	for {
-		_, joined, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, fn(ctx) })
+		_, joined, err := n.blocking.Do(ctx, path.path, func() (any, error) { return nil, fn(ctx, path) })
 		if !joined || isPending(err) {
 			return err
 		}
-		if err := ctx.Err(); err != nil { // nothing of ours was done
+		if err := ctx.Err(); err != nil { // fn has not run
 			return err
 		}
 	}
 }
 
-// key is one name for all spellings of a path: two calls for one target, of which
-// one goes through a symlink, must meet.
-func (n *Node) key(ctx context.Context, path string) (string, error) {
+// resolvedPath is a path from the CO. It is resolved once per operation: the path that
+// is locked is the one that is checked, mounted and unmounted, even if a symlink in the
+// requested one changes meanwhile. All spellings of a path resolve to the same one.
+type resolvedPath struct {
+	path string // as the mount table shows it; if err is set, the requested path, cleaned
+	err  error  // why the parent directory cannot be resolved
+}
+
+// resolve resolves the path, which may block on a hung mount among its parents.
+func (n *Node) resolve(ctx context.Context, path string) (resolvedPath, error) {
 	path = filepath.Clean(path)
-	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) { return spelling(path), nil })
+	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) { return canonicalPath(path), nil })
 	if err != nil {
-		return "", err
+		return resolvedPath{}, err
 	}
-	return v.(string), nil
+	return v.(resolvedPath), nil
 }
 
-func spelling(path string) string {
-	if r, err := mountapi.Resolve(path); err == nil {
-		return r
+func canonicalPath(path string) resolvedPath {
+	canonical, err := mountapi.Resolve(path)
+	if err != nil {
+		return resolvedPath{filepath.Clean(path), err}
 	}
-	return filepath.Clean(path) // what is wrong with it is for the operation to say
+	return resolvedPath{canonical, nil}
 }
 
-// lock takes the name of a device until unlock is called, inside of run. It is held for
-// as long as a few system calls take; of these a mount may hang with its device.
+// target returns the path for an operation that mounts: its parent has to exist.
+func (p resolvedPath) target() (string, error) {
+	if errors.Is(p.err, fs.ErrNotExist) {
+		return "", faultf(KindPrecondition, "the parent directory of %s does not exist; the CO creates it: %w", p.path, p.err)
+	}
+	return p.path, p.err
+}
+
+// volume returns the path for an operation on a mounted volume: without its parent there is none.
+func (p resolvedPath) volume() (string, error) {
+	if errors.Is(p.err, fs.ErrNotExist) || errors.Is(p.err, syscall.ENOTDIR) {
+		return "", errNotMounted
+	}
+	return p.path, p.err
+}
+
+var errNotMounted = faultf(KindNotFound, "no volume is mounted there")
+
+// lock locks the name of a device or share until unlock is called. It is for use inside
+// of run, and held for a few system calls only; of these a mount may hang with its device.
 func (n *Node) lock(name string) (unlock func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

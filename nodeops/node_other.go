@@ -12,20 +12,24 @@ import (
 
 func newRunner() exec.Interface { return exec.New() }
 
-func (n *Node) stageFilesystem(context.Context, FilesystemStage, mountapi.Options) error {
+func (n *Node) stageFilesystem(context.Context, StageFilesystemRequest, resolvedPath, mountapi.Options) error {
 	return errors.ErrUnsupported
 }
-func (n *Node) stageBlock(context.Context, Device) error { return errors.ErrUnsupported }
-func (n *Node) unstage(context.Context, string) error    { return errors.ErrUnsupported }
-func (n *Node) publishFilesystem(context.Context, FilesystemPublish, mountapi.Attr) error {
+func (n *Node) stageBlock(context.Context, Device) error    { return errors.ErrUnsupported }
+func (n *Node) unstage(context.Context, resolvedPath) error { return errors.ErrUnsupported }
+func (n *Node) publishFilesystem(context.Context, PublishFilesystemRequest, resolvedPath, mountapi.Attr) error {
 	return errors.ErrUnsupported
 }
-func (n *Node) publishBlock(context.Context, BlockPublish) error     { return errors.ErrUnsupported }
-func (n *Node) publishShare(context.Context, share, string) error    { return errors.ErrUnsupported }
-func (n *Node) unpublish(context.Context, string) error              { return errors.ErrUnsupported }
-func (n *Node) expand(context.Context, ExpandRequest) (int64, error) { return 0, errors.ErrUnsupported }
-func (n *Node) stats(string) (Stats, error)                          { return Stats{}, errors.ErrUnsupported }
-func (n *Node) mountedDevice(Device) ([]string, error)               { return nil, errors.ErrUnsupported }
-func unmountBy(UnmountPolicy, string) error                          { return errors.ErrUnsupported }
-func dead(string) error                                              { return nil }
-func (n *Node) holders(Device) ([]Holder, error)                     { return nil, errors.ErrUnsupported }
+func (n *Node) publishBlock(context.Context, PublishBlockRequest, resolvedPath) error {
+	return errors.ErrUnsupported
+}
+func (n *Node) publishShare(context.Context, share, resolvedPath) error { return errors.ErrUnsupported }
+func (n *Node) unpublish(context.Context, resolvedPath) error           { return errors.ErrUnsupported }
+func (n *Node) expand(context.Context, ExpandRequest, resolvedPath) (int64, error) {
+	return 0, errors.ErrUnsupported
+}
+func (n *Node) stats(resolvedPath) (Stats, error)      { return Stats{}, errors.ErrUnsupported }
+func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }
+func unmountWith(UnmountPolicy, string) error          { return errors.ErrUnsupported }
+func corrupted(string) error                           { return nil }
+func (n *Node) holders(Device) ([]Holder, error)       { return nil, errors.ErrUnsupported }

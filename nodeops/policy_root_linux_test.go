@@ -40,7 +40,7 @@ func TestFsckPolicy(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
 	f.write(f.staging+"/file", "data")
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	for _, tt := range []struct {
 		policy  Fsck
 		damaged bool
@@ -66,7 +66,7 @@ func TestFsckPolicy(t *testing.T) {
 		if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
 			t.Errorf("read %q (%v)", got, err)
 		}
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	}
 	r := f.stageRequest("ext4")
 	r.Fsck = FsckAlways + 1
@@ -78,7 +78,7 @@ func TestFsckPolicy(t *testing.T) {
 func TestNoProgramTouchesAFormattedXFS(t *testing.T) {
 	f := newFixture(t, 320*mib)
 	f.mustStage("xfs")
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	log := f.with(Config{})
 	r := f.stageRequest("xfs")
 	r.Fsck = FsckAlways
@@ -92,7 +92,7 @@ func TestNoProgramTouchesAFormattedXFS(t *testing.T) {
 func TestDeviceCgroup(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	f.with(Config{DeviceCgroup: true})
-	ro := func(r *BlockPublish) { r.ReadOnly = true }
+	ro := func(r *PublishBlockRequest) { r.ReadOnly = true }
 	ok(t, f.publishBlock("ro", ro))
 	ok(t, f.publishBlock("rw", nil))
 	ok(t, f.publishBlock("ro", ro))
@@ -153,7 +153,7 @@ func TestStageWithoutADirectory(t *testing.T) {
 	f.write(f.target("file"), "")
 	r.StagingTargetPath = f.target("file")
 	wantKind(t, f.stage(r), KindConflict, "want a directory")
-	if found := f.look(); found.String() != "blank" {
+	if found := f.probeDevice(); found.String() != "blank" {
 		t.Errorf("the device holds %v", found)
 	}
 }
@@ -161,14 +161,14 @@ func TestStageWithoutADirectory(t *testing.T) {
 func TestStageBlock(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	stage := func(d Device) error {
-		return f.node.StageBlock(t.Context(), BlockStage{VolumeID: "v", Device: d, StagingTargetPath: f.staging})
+		return f.node.StageBlock(t.Context(), StageBlockRequest{VolumeID: "v", Device: d, StagingTargetPath: f.staging})
 	}
 	for range 2 {
 		ok(t, stage(Device{Path: f.dev.Path, Size: 64 * mib}))
 	}
 	wantKind(t, stage(Device{Path: f.dev.Path, Size: 32 * mib}), KindPrecondition, "may be another disk")
 	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), KindPrecondition, "is not there")
-	if found := f.look(); found.String() != "blank" || len(f.mounts(f.staging)) > 0 {
+	if found := f.probeDevice(); found.String() != "blank" || len(f.mounts(f.staging)) > 0 {
 		t.Errorf("the device holds %v, mounted is %v", found, f.mounts(f.staging))
 	}
 	f.mustStage("ext4")

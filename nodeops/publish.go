@@ -7,26 +7,25 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// FilesystemPublish asks for a staged file system to be bound into a pod's
-// directory.
-type FilesystemPublish struct {
+// PublishFilesystemRequest is the request of [Node.PublishFilesystem].
+type PublishFilesystemRequest struct {
 	VolumeID          string
-	StagingTargetPath string   // what StageFilesystem mounted
-	Device            Device   // where Path is given: the device that must be mounted there
-	TargetPath        string   // absolute; made by Publish, its parent must exist
-	MountFlags        []string // those about the mount itself count (nosuid, noatime, ...); the file system got its own at stage
+	StagingTargetPath string   // where StageFilesystem mounted the volume
+	Device            Device   // if Path is set: the device that must be mounted there
+	TargetPath        string   // absolute; created by this call, its parent must exist
+	MountFlags        []string // only those of the mount have an effect (nosuid, noatime, ...); those of the file system were set by stage
 	ReadOnly          bool
-	Exclusive         bool // refuse when the volume is published at another path already (the SINGLE_NODE_WRITER modes)
+	Exclusive         bool // refuse if the volume is published at another path already (the SINGLE_NODE_WRITER modes)
 }
 
-// PublishFilesystem binds the staged file system to the target path, which it
-// makes. A read-only target is never writable, not for a moment.
+// PublishFilesystem bind-mounts the staged file system at the target path, which it
+// creates. A read-only target is attached read-only: it is never writable first.
 //
-// It is idempotent. Nothing, a dead mount or another device at the staging path is
-// KindPrecondition: stage first. Something else mounted at the target is
-// KindConflict with every difference; a dead mount there is taken away and
-// made anew. On an error the target is as it was before, but for dead mounts.
-func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error {
+// It is idempotent. If nothing, a corrupted mount or another device is mounted at the
+// staging path, the error is KindPrecondition: stage first. A mount at the target that
+// differs is KindConflict with every difference; a corrupted one is replaced. On an error
+// the target is as it was before, but for corrupted mounts, which may have been unmounted.
+func (n *Node) PublishFilesystem(ctx context.Context, r PublishFilesystemRequest) error {
 	const op = "publish"
 	for _, p := range []string{r.StagingTargetPath, r.TargetPath} {
 		if err := checkPath(p); err != nil {
@@ -37,56 +36,62 @@ func (n *Node) PublishFilesystem(ctx context.Context, r FilesystemPublish) error
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishFilesystem(ctx, r, opts.Attr)
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context, target resolvedPath) error {
+		return n.publishFilesystem(ctx, r, target, opts.Attr)
 	})
 }
 
-// BlockPublish asks for a raw block device to appear at a pod's path.
-type BlockPublish struct {
+// PublishBlockRequest is the request of [Node.PublishBlock].
+type PublishBlockRequest struct {
 	VolumeID   string
 	Device     Device
-	TargetPath string // absolute; a file made by Publish, its parent must exist
+	TargetPath string // absolute; a file created by this call, its parent must exist
 	ReadOnly   bool
-	Exclusive  bool // refuse when the device is published at another path already
+	Exclusive  bool // refuse if the device is published at another path already
 }
 
-// PublishBlock binds the device node to a file at the target path, which it
-// makes. No file system code is reached.
+// PublishBlock bind-mounts the device node on a file at the target path, which it
+// creates. The device is not opened as a file system.
 //
-// A read-only bind of a device node does not stop writes, so ReadOnly is
-// enforced on the device itself, for as long as every publication of it is
-// read-only; read-only beside read-write on one device is KindPrecondition and
-// names the other path (but see Config.DeviceCgroup). Idempotency and errors are those of PublishFilesystem.
-func (n *Node) PublishBlock(ctx context.Context, r BlockPublish) error {
+// A read-only bind mount of a device node does not prevent writes, so ReadOnly is enforced
+// on the device itself, as long as every publication of it is read-only. Publishing one
+// device both read-only and read-write is KindPrecondition and names the other path (but
+// see Config.DeviceCgroup). Idempotency and errors are those of PublishFilesystem.
+func (n *Node) PublishBlock(ctx context.Context, r PublishBlockRequest) error {
 	const op = "publish"
 	if err := checkPath(r.TargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishBlock(ctx, r)
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context, target resolvedPath) error {
+		return n.publishBlock(ctx, r, target)
 	})
 }
 
-// Unpublish unmounts what is mounted at the target path, file system or block
-// device, stacked mounts included, and removes the path by unlink or rmdir.
-// Nothing mounted and no such path are success. A directory that is not empty
-// once nothing is mounted on it is KindPrecondition and is left alone.
+// UnpublishRequest is the request of [Node.Unpublish].
+type UnpublishRequest struct {
+	VolumeID   string // for logs and errors only
+	TargetPath string // absolute
+}
+
+// Unpublish unmounts everything that is mounted at the target path, file system or block
+// device, stacked mounts included, and removes the path by unlink or rmdir. It is
+// idempotent: if nothing is mounted or the path does not exist, it succeeds. A directory
+// that is not empty after the unmount is KindPrecondition and not removed.
 //
-// It needs no knowledge about the volume, and never opens or stats what is mounted, which
-// may be dead (but see Config.Unmount).
-func (n *Node) Unpublish(ctx context.Context, volumeID, targetPath string) error {
+// It needs no information about the volume, and never opens or stats the mount, which may
+// be hung (but see Config.Unmount).
+func (n *Node) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	const op = "unpublish"
-	if err := checkPath(targetPath); err != nil {
-		return wrap(op, volumeID, targetPath, err)
+	if err := checkPath(r.TargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.runForcing(ctx, op, volumeID, targetPath, func(ctx context.Context) error {
-		defer n.forget(targetPath) // once nothing can be measured there
-		return n.unpublish(ctx, targetPath)
+	return n.runUnmount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context, target resolvedPath) error {
+		defer n.dropStats(target) // after the unmount, or a concurrent Stats would store it again
+		return n.unpublish(ctx, target)
 	})
 }
 
-// parseFlags reads a request's mount flags, with what it says of access beside them.
+// parseFlags parses the mount flags of a request and adds its access mode.
 func parseFlags(flags []string, readOnly bool) (mountapi.Options, error) {
 	opts, err := mountapi.ParseOptions(flags)
 	if err != nil {

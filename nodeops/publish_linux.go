@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr mountapi.Attr) error {
+func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, path resolvedPath, attr mountapi.Attr) error {
 	staging, err := mountapi.Resolve(r.StagingTargetPath)
 	if err != nil && !gone(err) {
 		return err
 	}
-	target, err := resolveTarget(r.TargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -52,11 +52,11 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
 	}
-	on, err := n.livingAt(ctx, target)
+	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return err
 	}
-	if why := dead(staging); why != nil {
+	if why := corrupted(staging); why != nil {
 		return faultf(KindPrecondition, "what is mounted at the staging path is dead: unstage and stage the volume again: %w", why)
 	}
 	// What the staging mount has, its binds inherit.
@@ -98,13 +98,13 @@ func (n *Node) publishFilesystem(ctx context.Context, r FilesystemPublish, attr 
 	return nil
 }
 
-func (n *Node) publishBlock(ctx context.Context, r BlockPublish) error {
+func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path resolvedPath) error {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
 	}
 	defer dev.close()
-	target, err := resolveTarget(r.TargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -253,15 +253,15 @@ func describe(st fs.FileInfo) string {
 	return fmt.Sprintf("of mode %v", st.Mode())
 }
 
-func (n *Node) unpublish(ctx context.Context, targetPath string) error {
-	target, err := mountapi.Resolve(targetPath)
-	if gone(err) {
+func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
+	if gone(path.err) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if path.err != nil {
+		return path.err
 	}
-	if err := n.takeDown(ctx, target); err != nil {
+	target := path.path
+	if err := n.unmountTarget(ctx, target); err != nil {
 		return err
 	}
 	st, err := os.Lstat(target)
@@ -272,7 +272,7 @@ func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s and is not deleted", targetPath, describe(st))
+		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s and is not deleted", target, describe(st))
 	}
 	err = remove(target)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
@@ -284,16 +284,16 @@ func (n *Node) unpublish(ctx context.Context, targetPath string) error {
 	return nil
 }
 
-// takeDown unmounts what is on the target. The last read-only publication of a
+// unmountTarget unmounts what is on the target. The last read-only publication of a
 // block device takes the device's read-only flag along: it would outlive even the
 // attachment of a loop device, and meet whoever gets that device next.
-func (n *Node) takeDown(ctx context.Context, target string) error {
+func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if dev == nil {
-		return n.unmountOrLeave(ctx, target)
+		return n.unmountBounded(ctx, target)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()

@@ -95,11 +95,13 @@ func (f *fixture) resize(size int64) {
 	}
 }
 
-func (f *fixture) stageRequest(fsType string) FilesystemStage {
-	return FilesystemStage{VolumeID: "v", Device: Device{Path: f.dev.Path}, StagingTargetPath: f.staging, FSType: fsType}
+func (f *fixture) stageRequest(fsType string) StageFilesystemRequest {
+	return StageFilesystemRequest{VolumeID: "v", Device: Device{Path: f.dev.Path}, StagingTargetPath: f.staging, FSType: fsType}
 }
 
-func (f *fixture) stage(r FilesystemStage) error { return f.node.StageFilesystem(f.t.Context(), r) }
+func (f *fixture) stage(r StageFilesystemRequest) error {
+	return f.node.StageFilesystem(f.t.Context(), r)
+}
 
 func (f *fixture) mustStage(fsType string) {
 	f.t.Helper()
@@ -108,16 +110,16 @@ func (f *fixture) mustStage(fsType string) {
 	}
 }
 
-func (f *fixture) publish(pod string, change func(*FilesystemPublish)) error {
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.target(pod)}
+func (f *fixture) publish(pod string, change func(*PublishFilesystemRequest)) error {
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.target(pod)}
 	if change != nil {
 		change(&r)
 	}
 	return f.node.PublishFilesystem(f.t.Context(), r)
 }
 
-func (f *fixture) publishBlock(pod string, change func(*BlockPublish)) error {
-	r := BlockPublish{VolumeID: "v", Device: Device{Path: f.dev.Path}, TargetPath: f.target(pod)}
+func (f *fixture) publishBlock(pod string, change func(*PublishBlockRequest)) error {
+	r := PublishBlockRequest{VolumeID: "v", Device: Device{Path: f.dev.Path}, TargetPath: f.target(pod)}
 	if change != nil {
 		change(&r)
 	}
@@ -125,7 +127,7 @@ func (f *fixture) publishBlock(pod string, change func(*BlockPublish)) error {
 }
 
 func (f *fixture) unpublish(pod string) error {
-	return f.node.Unpublish(f.t.Context(), "v", f.target(pod))
+	return f.node.Unpublish(f.t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: f.target(pod)})
 }
 
 func (f *fixture) target(pod string) string { return filepath.Join(f.pods, pod) }
@@ -156,10 +158,10 @@ func wantKind(t *testing.T, err error, kind Kind, words ...string) {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) || e.Kind != kind {
-		t.Fatalf("error is %v, want one of kind %d", err, kind)
+		t.Fatalf("error is %v, want one of kind %v", err, kind)
 	}
-	if got := status.Code(err); got != kindCodes[kind] {
-		t.Errorf("code is %v, want %v", got, kindCodes[kind])
+	if got := status.Code(err); got != kinds[kind].code {
+		t.Errorf("code is %v, want %v", got, kinds[kind].code)
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
@@ -194,7 +196,7 @@ func TestStagePublishRoundTrip(t *testing.T) {
 			for range 2 { // the second time finds all done
 				f.mustStage(c.fsType)
 				ok(t, f.publish("rw", nil))
-				ok(t, f.publish("ro", func(r *FilesystemPublish) { r.ReadOnly = true }))
+				ok(t, f.publish("ro", func(r *PublishFilesystemRequest) { r.ReadOnly = true }))
 			}
 			for _, p := range []string{f.staging, f.target("rw"), f.target("ro")} {
 				if n := len(f.mounts(p)); n != 1 {
@@ -206,13 +208,13 @@ func TestStagePublishRoundTrip(t *testing.T) {
 				t.Errorf("writing to the read-only target: %v, want EROFS", err)
 			}
 			// kubernetes/kubernetes#106902: a device was detached though it was still mounted.
-			err := f.node.Unstage(t.Context(), "v", f.staging)
+			err := f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging})
 			wantKind(t, err, KindPrecondition, "still published", f.target("rw"), f.target("ro"))
 
 			for range 2 {
 				ok(t, f.unpublish("rw"))
 				ok(t, f.unpublish("ro"))
-				ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+				ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 			}
 			if left, _ := os.ReadDir(f.pods); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
@@ -342,7 +344,7 @@ func TestPublishNeedsTheStagedDevice(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
 		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
-		err := f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path })
+		err := f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path })
 		wantKind(t, err, KindPrecondition, f.dev.Path)
 		if _, err := os.Lstat(f.target("p")); err == nil {
 			t.Error("the target was made and left")
@@ -350,9 +352,9 @@ func TestPublishNeedsTheStagedDevice(t *testing.T) {
 		ok(t, unix.Unmount(f.staging, 0))
 		f.mustStage(fsType)
 		other := newFixture(t, 8*mib)
-		err = f.publish("p", func(r *FilesystemPublish) { r.Device.Path = other.dev.Path })
+		err = f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = other.dev.Path })
 		wantKind(t, err, KindPrecondition, "shows device "+f.open().name(), "not "+other.dev.Path)
-		ok(t, f.publish("p", func(r *FilesystemPublish) { r.Device.Path = f.dev.Path }))
+		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path }))
 		at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
 		if want := []string{f.target("p"), f.staging}; err != nil || !slices.Equal(at, want) {
 			t.Errorf("mounted at %v (%v), want %v", at, err, want)
@@ -374,9 +376,9 @@ func TestConflictsListTheDifferences(t *testing.T) {
 		wantKind(t, f.stage(r), KindConflict, "access is read-write, want read-only")
 
 		ok(t, f.publish("p", nil))
-		err = f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true })
+		err = f.publish("p", func(r *PublishFilesystemRequest) { r.ReadOnly = true })
 		wantKind(t, err, KindConflict, "access is read-write, want read-only")
-		err = f.publish("p", func(r *FilesystemPublish) { r.MountFlags = []string{"nosuid,noexec"} })
+		err = f.publish("p", func(r *PublishFilesystemRequest) { r.MountFlags = []string{"nosuid,noexec"} })
 		wantKind(t, err, KindConflict, "nosuid,noexec is not set, want set")
 
 		ok(t, unix.Mount("tmpfs", f.target("p"), "tmpfs", 0, ""))
@@ -428,9 +430,9 @@ func TestMountFlags(t *testing.T) {
 	if !strings.Contains(m.SuperOptions, "errors=remount-ro") {
 		t.Errorf("file system options are %q, want errors=remount-ro in them", m.SuperOptions)
 	}
-	ok(t, f.publish("p", func(p *FilesystemPublish) { p.MountFlags = r.MountFlags }))
+	ok(t, f.publish("p", func(p *PublishFilesystemRequest) { p.MountFlags = r.MountFlags }))
 	ok(t, f.unpublish("p"))
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	r.MountFlags = []string{"no-such-option"}
 	err := f.stage(r)
 	wantKind(t, err, KindInvalid, "no-such-option", "Unknown parameter") // the kernel's own words
@@ -439,7 +441,7 @@ func TestMountFlags(t *testing.T) {
 func TestExclusivePublication(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)
-		once := func(r *FilesystemPublish) { r.Exclusive = true }
+		once := func(r *PublishFilesystemRequest) { r.Exclusive = true }
 		ok(t, f.publish("a", once))
 		ok(t, f.publish("a", once))
 		wantKind(t, f.publish("b", once), KindPrecondition, f.target("a"))
@@ -450,7 +452,7 @@ func TestExclusivePublication(t *testing.T) {
 
 func TestBlock(t *testing.T) {
 	f := newFixture(t, 8*mib)
-	ro := func(r *BlockPublish) { r.ReadOnly = true }
+	ro := func(r *PublishBlockRequest) { r.ReadOnly = true }
 	try := func() error {
 		d, err := os.OpenFile(f.dev.Path, os.O_RDWR, 0)
 		if err != nil {
@@ -469,7 +471,7 @@ func TestBlock(t *testing.T) {
 	}
 	ok(t, try())
 	wantKind(t, f.publishBlock("b", ro), KindPrecondition, f.target("a"), "cannot be both")
-	wantKind(t, f.publishBlock("b", func(r *BlockPublish) { r.Exclusive = true }), KindPrecondition, f.target("a"))
+	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), KindPrecondition, f.target("a"))
 	wantKind(t, f.publishBlock("a", ro), KindConflict, "access is read-write, want read-only")
 	if flag := f.refusesWrites(); flag {
 		t.Error("a publication that was refused made the device read-only")
@@ -540,7 +542,7 @@ func (f *fixture) refusesWrites() bool {
 // What stands on top of a publication goes with it, and the flag has to go as well.
 func TestBlockBelowAnotherMount(t *testing.T) {
 	f := newFixture(t, 8*mib)
-	ok(t, f.publishBlock("p", func(r *BlockPublish) { r.ReadOnly = true }))
+	ok(t, f.publishBlock("p", func(r *PublishBlockRequest) { r.ReadOnly = true }))
 	ok(t, unix.Mount(f.dev.Path, f.target("p"), "", unix.MS_BIND, "")) // read-write, as an older driver did
 	ok(t, f.unpublish("p"))
 	if f.refusesWrites() {
@@ -557,7 +559,7 @@ func TestBlockInParallel(t *testing.T) {
 		var errs [2]error
 		for j, readOnly := range []bool{false, true} {
 			wg.Go(func() {
-				errs[j] = f.publishBlock(fmt.Sprint(j), func(r *BlockPublish) { r.ReadOnly = readOnly })
+				errs[j] = f.publishBlock(fmt.Sprint(j), func(r *PublishBlockRequest) { r.ReadOnly = readOnly })
 			})
 		}
 		wg.Wait()
@@ -570,7 +572,7 @@ func TestBlockInParallel(t *testing.T) {
 		// One read-only publication goes while another one comes.
 		ok(t, f.unpublish("0"))
 		ok(t, f.unpublish("1"))
-		readOnly := func(r *BlockPublish) { r.ReadOnly = true }
+		readOnly := func(r *PublishBlockRequest) { r.ReadOnly = true }
 		ok(t, f.publishBlock("0", readOnly))
 		wg.Go(func() { errs[0] = f.unpublish("0") })
 		wg.Go(func() { errs[1] = f.publishBlock("1", readOnly) })
@@ -594,11 +596,11 @@ func TestBlockPublishedFromAnotherDev(t *testing.T) {
 	ok(t, unix.Mount("tmpfs", dev, "tmpfs", 0, ""))
 	node := dev + "/disk"
 	ok(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(f.dev.Rdev)))
-	elsewhere := func(r *BlockPublish) { r.Device.Path = node }
+	elsewhere := func(r *PublishBlockRequest) { r.Device.Path = node }
 	ok(t, f.publishBlock("a", elsewhere))
 	ok(t, unix.Unmount(dev, unix.MNT_DETACH))
 	ok(t, f.publishBlock("a", nil))
-	wantKind(t, f.publishBlock("b", func(r *BlockPublish) { r.Exclusive = true }), KindPrecondition, f.target("a"))
+	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), KindPrecondition, f.target("a"))
 	if at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path}); err != nil || len(at) != 1 {
 		t.Errorf("mounted at %v, %v; want only %s", at, err, f.target("a"))
 	}
@@ -606,17 +608,17 @@ func TestBlockPublishedFromAnotherDev(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	f := newFixture(t, 64*mib)
-	_, err := f.node.Stats(t.Context(), "v", f.staging)
+	_, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	wantKind(t, err, KindNotFound)
-	_, err = f.node.Stats(t.Context(), "v", "some/path")
+	_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: "some/path"})
 	wantKind(t, err, KindNotFound)
 	f.mustStage("ext4")
 	ok(t, f.publish("p", nil))
-	before, err := f.node.Stats(t.Context(), "v", f.target("p"))
+	before, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 	ok(t, err)
 	f.write(f.target("p")+"/file", strings.Repeat("x", int(4*mib)))
 	unix.Sync()
-	s, err := f.node.Stats(t.Context(), "v", f.staging)
+	s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	ok(t, err)
 	if grown := s.UsedBytes - before.UsedBytes; grown < 4*mib || grown > 5*mib {
 		t.Errorf("%d bytes more are used after writing 4 MiB", grown)
@@ -626,10 +628,10 @@ func TestStats(t *testing.T) {
 	}
 	ok(t, f.unpublish("p"))
 	wantKind(t, f.publishBlock("p", nil), KindPrecondition, "mounted as a file system at "+f.staging)
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	ok(t, f.publishBlock("p", nil))
 	wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "raw block device at "+f.target("p"))
-	s, err = f.node.Stats(t.Context(), "v", f.target("p"))
+	s, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 	if want := (Stats{Block: true, TotalBytes: 64 * mib}); err != nil || s != want {
 		t.Errorf("stats of a block volume are %+v (%v), want %+v", s, err, want)
 	}
@@ -649,7 +651,7 @@ func TestExpand(t *testing.T) {
 				t.Fatalf("expanded to %d: %v", got, err)
 			}
 		}
-		s, err := f.node.Stats(t.Context(), "v", f.target("p"))
+		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 		if err != nil || s.TotalBytes < 512*mib {
 			t.Errorf("the file system has %d bytes (%v)", s.TotalBytes, err)
 		}
@@ -681,9 +683,9 @@ func TestExpand(t *testing.T) {
 		}
 		wantKind(t, err, KindPrecondition, "CAP_SYS_RESOURCE", "staged the next time")
 		f.mustStage("ext4") // a running volume stages again all the same
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.mustStage("ext4")
-		s, err := f.node.Stats(t.Context(), "v", f.staging)
+		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 		if err != nil || s.TotalBytes < 100*mib {
 			t.Errorf("after staging again the file system has %d bytes (%v)", s.TotalBytes, err)
 		}
@@ -695,9 +697,9 @@ func TestExpand(t *testing.T) {
 		f.resize(128 * mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
 		wantKind(t, err, KindPrecondition, "recorded errors")
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.mustStage("ext4")
-		s, err := f.node.Stats(t.Context(), "v", f.staging)
+		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 		if err != nil || s.TotalBytes < 100*mib {
 			t.Errorf("after staging again the file system has %d bytes (%v)", s.TotalBytes, err)
 		}
@@ -707,10 +709,10 @@ func TestExpand(t *testing.T) {
 			f := newFixture(t, c.size)
 			f.mustStage(c.fsType)
 			f.write(f.staging+"/file", "data")
-			ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+			ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 			f.resize(2 * c.size)
 			f.mustStage(c.fsType)
-			s, err := f.node.Stats(t.Context(), "v", f.staging)
+			s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 			if err != nil || s.TotalBytes < c.size*3/2 {
 				t.Errorf("%s has %d bytes after its device grew to %d (%v)", c.fsType, s.TotalBytes, 2*c.size, err)
 			}
@@ -832,7 +834,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		first, finish := make(chan struct{}), make(chan struct{})
 		var wg sync.WaitGroup
 		wg.Go(func() {
-			ok(t, n.run(t.Context(), "publish", "v", "/p", func(context.Context) error {
+			ok(t, n.run(t.Context(), "publish", "v", "/p", func(context.Context, resolvedPath) error {
 				close(first)
 				<-finish
 				return nil
@@ -842,7 +844,7 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 		ran := false
 		var got error
 		wg.Go(func() {
-			got = n.run(ctx, "unpublish", "v", "/p", func(context.Context) error { ran = true; return nil })
+			got = n.run(ctx, "unpublish", "v", "/p", func(context.Context, resolvedPath) error { ran = true; return nil })
 		})
 		wg.Go(cancel)
 		close(finish)
@@ -864,7 +866,7 @@ func TestStageWaitsForTheDevice(t *testing.T) {
 	r.Device.Path = filepath.Join(t.TempDir(), "by-id")
 	staged := make(chan error)
 	go func() { staged <- f.stage(r) }()
-	for !slices.ContainsFunc(f.node.Inspect(), func(c blocking.Call) bool { return c.Key == f.staging }) {
+	for !slices.ContainsFunc(f.node.InFlight(), func(c blocking.Call) bool { return c.Key == f.staging }) {
 		runtime.Gosched()
 	}
 	select {
@@ -915,7 +917,7 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	ok(t, err)
 	f.node = node
 	f.mustStage("ext4")
-	first, err := node.Stats(t.Context(), "v", f.staging)
+	first, err := node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	ok(t, err)
 
 	release, hung := make(chan struct{}), make(chan struct{})
@@ -923,7 +925,7 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	<-hung
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	again, err := node.Stats(ctx, "v", f.staging)
+	again, err := node.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	ok(t, err)
 	if again.Age <= 0 {
 		t.Errorf("measured now: %+v", again)
@@ -933,10 +935,10 @@ func TestStatsOfAHungVolume(t *testing.T) {
 		t.Errorf("%+v, before %+v", again, first)
 	}
 	// What was unstaged has no last answer.
-	ok(t, node.Unstage(t.Context(), "v", f.staging))
+	ok(t, node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err = node.Stats(ctx, "v", f.staging)
+	_, err = node.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	var parked interface{ Pending() <-chan struct{} }
 	if !errors.As(err, &parked) || status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("error is %v, want one that is pending", err)
@@ -962,7 +964,7 @@ func TestHolders(t *testing.T) {
 			stdin.Close()
 			ok(t, container.Wait())
 		}()
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path})
 		ok(t, err)
 		if len(h) != 1 || h[0].PID != container.Process.Pid || h[0].Command != "cat" || !slices.Equal(h[0].Paths, []string{f.staging}) {
@@ -992,21 +994,21 @@ func TestStageRefusesDamage(t *testing.T) {
 	t.Run("device smaller than its file system", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
 		f.mustStage("ext4")
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.resize(48 * mib)
 		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "too small")
 	})
 	t.Run("xfs whose mkfs was cut off", func(t *testing.T) {
 		f := newFixture(t, 320*mib)
 		f.mustStage("xfs")
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.poke(126, 1) // sb_inprogress
 		wantKind(t, f.stage(f.stageRequest("xfs")), KindPrecondition, "did not come to its end")
 	})
 	t.Run("ext4 that e2fsck cannot repair", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
 		f.mustStage("ext4")
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.poke(1024+0x3a, 2) // s_state: errors were found
 		fake := t.TempDir()  // e2fsck -p repairs nearly everything: let it say 4 | 1
 		ok(t, os.WriteFile(fake+"/e2fsck", []byte("#!/bin/sh\nexit 5\n"), 0o755))
@@ -1016,7 +1018,7 @@ func TestStageRefusesDamage(t *testing.T) {
 	t.Run("ext4 with errors is repaired", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
 		f.mustStage("ext4")
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		_, _, err := f.node.command(t.Context(), 0, "debugfs", "-w", "-R", "set_super_value state 2", f.dev.Path)
 		ok(t, err)
 		f.mustStage("ext4")
@@ -1054,7 +1056,7 @@ func TestFailureToGrow(t *testing.T) {
 	if n := len(f.mounts(f.staging)); n != 1 {
 		t.Fatalf("%d mounts at the staging path, want that of the first call", n)
 	}
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	if err := f.stage(f.stageRequest("xfs")); err == nil {
 		t.Fatal("staged without growing")
 	}
@@ -1069,7 +1071,7 @@ func TestFailureToGrow(t *testing.T) {
 func TestOneDeviceForTwoVolumesAtOnce(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
-	ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	other := f.target("other")
 	ok(t, os.Mkdir(other, 0o755))
 	for range 50 {
@@ -1087,7 +1089,7 @@ func TestOneDeviceForTwoVolumesAtOnce(t *testing.T) {
 			t.Fatal("both have the device")
 		}
 		for _, path := range []string{f.staging, other} {
-			ok(t, f.node.Unstage(t.Context(), path, path))
+			ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: path, StagingTargetPath: path}))
 		}
 	}
 }
@@ -1095,12 +1097,12 @@ func TestOneDeviceForTwoVolumesAtOnce(t *testing.T) {
 func TestReadOnlyStage(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)
-		ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		r := f.stageRequest(fsType)
 		r.ReadOnly = true
 		ok(t, f.stage(r))
 		wantKind(t, f.publish("p", nil), KindPrecondition, "staged read-only")
-		ok(t, f.publish("p", func(r *FilesystemPublish) { r.ReadOnly = true }))
+		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.ReadOnly = true }))
 		if m := f.mounts(f.staging)[0]; !m.SuperReadOnly() || !m.MountReadOnly() {
 			t.Errorf("staged read-only as %+v", m)
 		}
@@ -1115,7 +1117,7 @@ func TestPublishNeedsTheRoot(t *testing.T) {
 		other := t.TempDir()
 		ok(t, unix.Mount(f.staging+"/sub", other, "", unix.MS_BIND, ""))
 		t.Cleanup(func() { ok(t, unix.Unmount(other, 0)) })
-		err := f.publish("p", func(r *FilesystemPublish) { r.StagingTargetPath = other })
+		err := f.publish("p", func(r *PublishFilesystemRequest) { r.StagingTargetPath = other })
 		wantKind(t, err, KindPrecondition, "/sub")
 	})
 }
@@ -1143,12 +1145,12 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	thaw := func() { unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0) }
 	defer thaw()
 
-	inside := FilesystemPublish{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.staging + "/pod"}
+	inside := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: f.staging, TargetPath: f.staging + "/pod"}
 	ctx, cancel := context.WithCancel(t.Context())
 	errs := make(chan error)
 	go func() { errs <- f.node.PublishFilesystem(ctx, inside) }()
 	listed := func(c blocking.Call) bool { return c.Key == inside.TargetPath }
-	for !slices.ContainsFunc(f.node.Inspect(), listed) { // it is listed before it can hang
+	for !slices.ContainsFunc(f.node.InFlight(), listed) { // it is listed before it can hang
 		runtime.Gosched()
 	}
 	cancel()
@@ -1160,11 +1162,11 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	if code := status.Code(err); code != codes.DeadlineExceeded {
 		t.Errorf("code is %v, want DEADLINE_EXCEEDED", code)
 	}
-	if calls := f.node.Inspect(); len(calls) != 1 || calls[0].Key != inside.TargetPath {
-		t.Errorf("Inspect lists %+v, want %s", calls, inside.TargetPath)
+	if calls := f.node.InFlight(); len(calls) != 1 || calls[0].Key != inside.TargetPath {
+		t.Errorf("InFlight lists %+v, want %s", calls, inside.TargetPath)
 	}
 	// Another path of the same node is not affected.
-	_, err = f.node.Stats(t.Context(), "v", f.staging)
+	_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
 	ok(t, err)
 	go func() { errs <- f.node.PublishFilesystem(t.Context(), inside) }()
 	thaw()
@@ -1173,5 +1175,5 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	if n := len(f.mounts(inside.TargetPath)); n != 1 {
 		t.Errorf("%d mounts at the target, want 1", n)
 	}
-	ok(t, f.node.Unpublish(t.Context(), "v", inside.TargetPath))
+	ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: inside.TargetPath}))
 }

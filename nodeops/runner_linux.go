@@ -95,7 +95,7 @@ func (c *cmd) ended(err error) error {
 // reapGroup kills what is left of a process group whose leader has ended, and
 // returns when it is gone: a mount helper's child that still waits for a server would
 // mount when that comes back, on a path that by then is another volume's. One
-// that the kernel does not let go keeps this call, and so shows in Inspect.
+// that the kernel does not let go keeps this call, and so shows in InFlight.
 func reapGroup(pgid int) {
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		unix.Kill(-pgid, unix.SIGKILL)

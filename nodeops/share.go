@@ -9,72 +9,71 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// SharePublish asks for a network file system to be mounted at a pod's path.
-type SharePublish struct {
+// PublishShareRequest is the request of [Node.PublishShare].
+type PublishShareRequest struct {
 	VolumeID   string
 	Source     string // as the mount helper takes it: "server:/path", "//server/share", "[fd00::1]:/path"
 	FSType     string // "nfs", "cifs", "fuse.sshfs", ...: the program mount.<FSType> is run
-	TargetPath string // absolute; made by Publish, its parent must exist
+	TargetPath string // absolute; created by this call, its parent must exist
 	MountFlags []string
 	ReadOnly   bool
-	Exclusive  bool // refuse when the source is published at another path already (the SINGLE_NODE_WRITER modes)
+	Exclusive  bool // refuse if the source is published at another path already (the SINGLE_NODE_WRITER modes)
 
-	// Sensitive are more mount flags, such as passwords. They appear in no log, span
-	// or error. While the helper runs its command line shows them to every process
-	// of the node, so a file of credentials is better where the helper knows one.
+	// Sensitive are additional mount flags, such as passwords. They appear in no log, span
+	// or error. The command line of the running helper shows them to every process of the
+	// node, so use a credentials file if the helper supports one.
 	Sensitive []string
 }
 
-// PublishShare mounts the network file system at the target path, which it makes,
-// by its mount helper. A helper that has not ended after Config.HelperTimeout is
-// killed with all the processes that it started, and nothing of it goes on: what
-// comes back is DEADLINE_EXCEEDED, and the target is as it was before. A helper dies with
-// this process as well.
+// PublishShare mounts the network file system at the target path, which it creates, with
+// its mount helper. A helper that has not ended after Config.HelperTimeout is killed with
+// all the processes that it started: the error is DEADLINE_EXCEEDED, nothing stays in
+// flight, and the target is as it was before. A helper is also killed when this process
+// ends.
 //
-// It is idempotent. What is mounted at the target already must have the same
-// source, type, access, mount flags, protocol version and security flavour, or it is
-// KindConflict with every difference; of a FUSE file system, which shows what it
-// likes, the source is not compared, and types that a helper only stands for (such
-// as one that mounts NFS under a name of its own) are not known. A mount that is
-// dead (ENOTCONN, ESTALE, EIO and their like, for which it is asked and may not answer)
-// is taken away and made anew. A share that the server does not have is KindNotFound,
-// as far as the helper says so. On an error the target is as it was before, but for
-// dead mounts that are gone.
-func (n *Node) PublishShare(ctx context.Context, r SharePublish) error {
+// It is idempotent. A mount at the target must have the requested source, type, access,
+// mount flags, protocol version and security flavour, or the error is KindConflict with
+// every difference. The source of a FUSE file system is not compared, since FUSE servers
+// set any; a helper that mounts a type other than its own name (such as NFS under another
+// name) is not supported. A corrupted or stale mount (ENOTCONN, ESTALE, EIO and the like;
+// the check itself may block) is replaced. A share that does not exist on the server is
+// KindNotFound, if the helper reports that. On an error the target is as it was before, but
+// for corrupted mounts, which may have been unmounted.
+func (n *Node) PublishShare(ctx context.Context, r PublishShareRequest) error {
 	const op = "publish"
 	s, err := checkShare(r)
 	if err != nil {
 		return wrap(op, r.VolumeID, r.TargetPath, err)
 	}
-	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context) error {
-		return n.publishShare(ctx, s, r.TargetPath)
+	return n.runMount(ctx, op, r.VolumeID, r.TargetPath, func(ctx context.Context, target resolvedPath) error {
+		return n.publishShare(ctx, s, target)
 	})
 }
 
-// share is a SharePublish that was read.
+// share is a PublishShareRequest that was checked.
 type share struct {
 	source, fsType string
 	opts           mountapi.Options // all of them
-	sensitive      []string         // those of opts that are not to be shown
+	sensitive      []string         // those of opts that must not be shown
 	exclusive      bool
 }
 
 var fsTypeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_+-]*(\.[A-Za-z0-9_+-]+)*$`)
 
-// credential is the name of a mount flag whose value is not shown in any case: not all
-// who should use Sensitive will.
+// credential matches names of mount flags whose values are never shown, even if a driver
+// does not pass them in Sensitive.
 var credential = regexp.MustCompile(`(?i)pass|secret|token|key`)
 
-func checkShare(r SharePublish) (share, error) {
+func checkShare(r PublishShareRequest) (share, error) {
 	if err := checkPath(r.TargetPath); err != nil {
 		return share{}, err
 	}
 	// It becomes an argument of a program.
 	if r.Source == "" || strings.HasPrefix(r.Source, "-") || strings.ContainsAny(r.Source, "\x00\n") {
-		return share{}, faultf(KindInvalid, "source %q of the share: empty, an option, or with a NUL or a line break in it", r.Source)
+		return share{}, faultf(KindInvalid, "source %q of the share is empty, starts with a dash, or contains a NUL or a line break", r.Source)
 	}
 	if !fsTypeName.MatchString(r.FSType) {
-		return share{}, faultf(KindInvalid, "file system type %q is not the name of one", r.FSType)
+		return share{}, faultf(KindInvalid, "file system type %q is not a valid name", r.FSType)
 	}
 	opts, err := parseFlags(r.MountFlags, false)
 	if err != nil {
@@ -82,7 +81,7 @@ func checkShare(r SharePublish) (share, error) {
 	}
 	secret, err := mountapi.ParseOptions(r.Sensitive)
 	if err != nil {
-		return share{}, faultf(KindInvalid, "a sensitive mount flag asks for another kind of mount, has a NUL byte, or a double quote in it is not closed")
+		return share{}, faultf(KindInvalid, "a sensitive mount flag requests another kind of mount, contains a NUL byte, or has an unclosed double quote")
 	}
 	opts.Attr |= secret.Attr
 	hidden := slices.Clone(secret.Data)
@@ -92,10 +91,10 @@ func checkShare(r SharePublish) (share, error) {
 		}
 	}
 	opts.Data = append(opts.Data, secret.Data...)
-	// nfs(5): mount.nfs then says that it succeeded, leaves its process group, and mounts
-	// whenever the server answers, on a path that by then is another volume's.
+	// nfs(5): mount.nfs then returns success, leaves its process group, and mounts when the
+	// server responds, on a path that may belong to another volume by then.
 	if slices.Contains(opts.Data, "bg") {
-		return share{}, faultf(KindInvalid, "mount flag bg: mounts some time later, when nobody waits for it; remove it")
+		return share{}, faultf(KindInvalid, "mount flag bg mounts in the background, after this call has returned: remove it")
 	}
 	if r.ReadOnly {
 		opts.Attr |= mountapi.ReadOnly

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishShare(ctx context.Context, s share, targetPath string) error {
-	target, err := resolveTarget(targetPath)
+func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) error {
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
-	if on, err := n.livingAt(ctx, target); err != nil {
+	if on, err := n.healthyAt(ctx, target); err != nil {
 		return err
 	} else if len(on) > 0 {
 		if diff := s.compare(on); len(diff) > 0 {
@@ -43,7 +43,7 @@ func (n *Node) publishShare(ctx context.Context, s share, targetPath string) err
 	// What a helper says of itself does not count: one that was killed may have
 	// mounted just before, and one that succeeded something else, or what a server
 	// of its own serves, which ended meanwhile.
-	on, err := n.livingAt(ctx, target)
+	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
@@ -98,16 +98,16 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 		return nil
 	}
 	err = fmt.Errorf("%s exited with status %d: %s", name, status, output)
-	if noShare(output) {
+	if isNoSuchShare(output) {
 		return &fault{kind: KindNotFound, err: err}
 	}
 	return err
 }
 
-// noShare: the server has no such directory. A helper's exit status is the same for
+// isNoSuchShare: the server has no such directory. A helper's exit status is the same for
 // all that a server may say, so the words of strerror(3) are all there is; where they
 // are others, it is a mount that failed like any other.
-func noShare(output string) bool {
+func isNoSuchShare(output string) bool {
 	return strings.Contains(strings.ToLower(output), unix.ENOENT.Error())
 }
 

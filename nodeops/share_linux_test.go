@@ -31,9 +31,9 @@ func helper(t *testing.T, fsType, script string) {
 
 const mounts = `mount -i -n -t tmpfs ${4:+-o "$4"} "$1" "$2"`
 
-func (n *Node) share(t *testing.T, target string, change func(*SharePublish)) error {
+func (n *Node) share(t *testing.T, target string, change func(*PublishShareRequest)) error {
 	t.Helper()
-	r := SharePublish{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: target}
+	r := PublishShareRequest{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: target}
 	if change != nil {
 		change(&r)
 	}
@@ -44,7 +44,7 @@ func TestPublishShare(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)
 	target := filepath.Join(pods, "p")
-	asked := func(r *SharePublish) {
+	asked := func(r *PublishShareRequest) {
 		r.ReadOnly = true
 		r.MountFlags = []string{"nosuid,nodev", "size=1m"}
 	}
@@ -58,17 +58,17 @@ func TestPublishShare(t *testing.T) {
 		t.Errorf("mounted is %+v", on)
 	}
 	for _, tt := range []struct {
-		change func(*SharePublish)
+		change func(*PublishShareRequest)
 		want   string
 	}{
-		{func(r *SharePublish) { r.ReadOnly = false }, "access is read-only, want read-write"},
-		{func(r *SharePublish) { r.Source = "other:/share" }, "source is server:/share, want other:/share"},
-		{func(r *SharePublish) { r.FSType = "nfs" }, "file system type is tmpfs, want nfs"},
-		{func(r *SharePublish) { r.MountFlags = []string{"noexec"} }, "mount flag noexec is not set"},
+		{func(r *PublishShareRequest) { r.ReadOnly = false }, "access is read-only, want read-write"},
+		{func(r *PublishShareRequest) { r.Source = "other:/share" }, "source is server:/share, want other:/share"},
+		{func(r *PublishShareRequest) { r.FSType = "nfs" }, "file system type is tmpfs, want nfs"},
+		{func(r *PublishShareRequest) { r.MountFlags = []string{"noexec"} }, "mount flag noexec is not set"},
 	} {
-		wantKind(t, n.share(t, target, func(r *SharePublish) { asked(r); tt.change(r) }), KindConflict, tt.want)
+		wantKind(t, n.share(t, target, func(r *PublishShareRequest) { asked(r); tt.change(r) }), KindConflict, tt.want)
 	}
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is still there (%v)", err)
 	}
@@ -77,18 +77,18 @@ func TestPublishShare(t *testing.T) {
 func TestShareRefusesNonsense(t *testing.T) {
 	n, err := New(Config{})
 	ok(t, err)
-	for _, change := range []func(*SharePublish){
-		func(r *SharePublish) { r.Source = "" },
-		func(r *SharePublish) { r.Source = "-o" },
-		func(r *SharePublish) { r.Source = "a\nb" },
-		func(r *SharePublish) { r.FSType = "" },
-		func(r *SharePublish) { r.FSType = "../nfs" },
-		func(r *SharePublish) { r.FSType = "nfs -x" },
-		func(r *SharePublish) { r.FSType = "." },
-		func(r *SharePublish) { r.TargetPath = "p" },
-		func(r *SharePublish) { r.MountFlags = []string{"bind"} },
-		func(r *SharePublish) { r.MountFlags = []string{"hard,bg"} },
-		func(r *SharePublish) { r.Sensitive = []string{`pass="hunter2`} },
+	for _, change := range []func(*PublishShareRequest){
+		func(r *PublishShareRequest) { r.Source = "" },
+		func(r *PublishShareRequest) { r.Source = "-o" },
+		func(r *PublishShareRequest) { r.Source = "a\nb" },
+		func(r *PublishShareRequest) { r.FSType = "" },
+		func(r *PublishShareRequest) { r.FSType = "../nfs" },
+		func(r *PublishShareRequest) { r.FSType = "nfs -x" },
+		func(r *PublishShareRequest) { r.FSType = "." },
+		func(r *PublishShareRequest) { r.TargetPath = "p" },
+		func(r *PublishShareRequest) { r.MountFlags = []string{"bind"} },
+		func(r *PublishShareRequest) { r.MountFlags = []string{"hard,bg"} },
+		func(r *PublishShareRequest) { r.Sensitive = []string{`pass="hunter2`} },
 	} {
 		err := n.share(t, "/nowhere/p", change)
 		wantKind(t, err, KindInvalid)
@@ -107,7 +107,7 @@ func TestShareOptions(t *testing.T) {
 	args := filepath.Join(t.TempDir(), "args")
 	helper(t, "secretfs", fmt.Sprintf(`printf '%%s\n' "$@" > %s; echo "cannot log in with hunter2 (password=hunter2) as joe, pin 12,34" >&2; exit 32`, args))
 	target := filepath.Join(pods, "p")
-	err = n.share(t, target, func(r *SharePublish) {
+	err = n.share(t, target, func(r *PublishShareRequest) {
 		r.FSType, r.ReadOnly = "secretfs", true
 		r.MountFlags = []string{"noexec", "vers=3.0", `context="system_u:object_r:t:s0:c1,c2"`, "Passwd=swordfish"}
 		r.Sensitive = []string{"password=hunter2", `pin="12,34"`}
@@ -144,7 +144,7 @@ func TestHider(t *testing.T) {
 func TestShareHelperIsMissing(t *testing.T) {
 	n, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
-	wantKind(t, n.share(t, target, func(r *SharePublish) { r.FSType = "nosuchfs" }), KindInternal, "mount.nosuchfs", "PATH")
+	wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.FSType = "nosuchfs" }), KindInternal, "mount.nosuchfs", "PATH")
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is still there (%v)", err)
 	}
@@ -167,7 +167,7 @@ func TestShareIsMissing(t *testing.T) {
 func TestShareHelperOfASubtype(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "fuse", `[ "$*" = "server:/share $2 -t fuse.somefs" ] || exit 9; mount -i -n -t tmpfs "$1" "$2"`)
-	err := n.share(t, filepath.Join(pods, "p"), func(r *SharePublish) { r.FSType = "fuse.somefs" })
+	err := n.share(t, filepath.Join(pods, "p"), func(r *PublishShareRequest) { r.FSType = "fuse.somefs" })
 	wantKind(t, err, KindInternal, "it mounted something else", "file system type is tmpfs")
 }
 
@@ -184,7 +184,7 @@ func TestShareHelperThatLies(t *testing.T) {
 			n, _, pods := staged(t)
 			helper(t, "tmpfs", tt.script)
 			target := filepath.Join(pods, "p")
-			wantKind(t, n.share(t, target, func(r *SharePublish) { r.ReadOnly = true }), KindInternal, tt.want)
+			wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.ReadOnly = true }), KindInternal, tt.want)
 			if got := mountedTypes(t, target); len(got) > 0 {
 				t.Errorf("mounted is %v", got)
 			}
@@ -237,7 +237,7 @@ func init() {
 	roles = append(roles, gate.Role("publish", func() {
 		n, err := New(Config{})
 		if err == nil {
-			err = n.PublishShare(context.Background(), SharePublish{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: os.Args[1]})
+			err = n.PublishShare(context.Background(), PublishShareRequest{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: os.Args[1]})
 		}
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
@@ -334,7 +334,7 @@ func TestShareThatIsDeadAtOnce(t *testing.T) {
 			mountFuse(t, t.TempDir()).die() // or says what the test lacks
 			helper(t, "fuse", tt.script)
 			target := filepath.Join(pods, "p")
-			err = n.share(t, target, func(r *SharePublish) { r.FSType = "fuse" })
+			err = n.share(t, target, func(r *PublishShareRequest) { r.FSType = "fuse" })
 			if status.Code(err) != tt.code {
 				t.Errorf("error is %v, want code %v", err, tt.code)
 			}
@@ -367,7 +367,7 @@ func TestShareCriticalOptions(t *testing.T) {
 		{[]string{"proto=udp"}, false},
 		{[]string{"rsize=4096", "hard", "timeo=50"}, true}, // negotiated, or not worth a conflict
 	} {
-		s, err := checkShare(SharePublish{Source: "server:/share/", FSType: "nfs", TargetPath: "/p", MountFlags: tt.flags})
+		s, err := checkShare(PublishShareRequest{Source: "server:/share/", FSType: "nfs", TargetPath: "/p", MountFlags: tt.flags})
 		ok(t, err)
 		if diff := s.compare(on); (len(diff) == 0) != tt.same {
 			t.Errorf("%q: %v", tt.flags, diff)
@@ -379,8 +379,8 @@ func TestShareCriticalOptions(t *testing.T) {
 func TestPublishShareExclusively(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)
-	exclusive := func(r *SharePublish) { r.Exclusive = true }
-	other := func(r *SharePublish) { r.Exclusive, r.Source = true, "server:/share/sub" }
+	exclusive := func(r *PublishShareRequest) { r.Exclusive = true }
+	other := func(r *PublishShareRequest) { r.Exclusive, r.Source = true, "server:/share/sub" }
 	a, b, c := filepath.Join(pods, "a"), filepath.Join(pods, "b"), filepath.Join(pods, "c")
 	for range 2 {
 		ok(t, n.share(t, a, exclusive))
@@ -392,6 +392,6 @@ func TestPublishShareExclusively(t *testing.T) {
 	}
 	ok(t, n.share(t, c, nil))
 	for _, target := range []string{a, b, c} {
-		ok(t, n.Unpublish(t.Context(), "v", target))
+		ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	}
 }

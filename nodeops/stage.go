@@ -9,75 +9,73 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// DefaultFSType is used where a request names no file system type.
+// DefaultFSType is the file system type of requests that have none.
 const DefaultFSType = "ext4"
 
-// FilesystemStage asks for the file system of a volume to be mounted at its
-// staging path.
-type FilesystemStage struct {
+// StageFilesystemRequest is the request of [Node.StageFilesystem].
+type StageFilesystemRequest struct {
 	VolumeID          string
 	Device            Device
 	StagingTargetPath string   // absolute; an existing directory
 	FSType            string   // "ext4", "xfs" or "btrfs"; "" is [DefaultFSType]
 	MountFlags        []string // as NodeStageVolume has them
 	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown
-	MustHoldData      bool     // a clone or restore: being blank is an error, never a reason to format
-	Fsck              Fsck     // when an ext4 is checked before it is mounted
-	Prezeroed         bool     // the storage guarantees that a new device reads as zeros; mkfs need not write them
+	MustHoldData      bool     // the volume is a clone or restore: a blank device is an error and not formatted
+	Fsck              Fsck     // when to check an ext4 before it is mounted
+	Prezeroed         bool     // the storage guarantees that a new device reads as zeros, so mkfs need not write them
 
-	// OldestKernel is the oldest Linux that is to mount the volume read-write, such as
-	// "5.4"; 3.16 is the earliest that can be asked for. mkfs then leaves out what it
-	// cannot mount. "" takes what the installed mkfs makes, which a node that is older
-	// than the driver's image may refuse. What is formatted already stays as it is.
+	// OldestKernel is the oldest Linux that has to mount the volume read-write, such as
+	// "5.4"; the minimum is 3.16. mkfs disables the features that it cannot mount. "" uses
+	// the defaults of the installed mkfs, which the kernel of a node that is older than
+	// the driver's image may not support. Existing file systems are not changed.
 	OldestKernel string
 
-	// MountGroup is the group (a decimal ID) that may write to the volume, as
-	// volume_mount_group has it. The root of the file system gets this group, its
-	// write permission and the set-group-ID bit, so that what is made in it is the
-	// group's as well. Nothing below is touched: with millions of files that takes
-	// hours. "" leaves the root as it is; ignored where ReadOnly is set.
+	// MountGroup is volume_mount_group: the decimal ID of the group that may write to the
+	// volume. The root of the file system gets this group, write permission for it and
+	// the set-group-ID bit, so that new files inherit the group. Existing files are not
+	// changed: with millions of them that takes hours. "" leaves the root unchanged.
+	// Ignored if ReadOnly is set.
 	//
-	// It does not make a plugin one that may claim VOLUME_MOUNT_GROUP, which is for
-	// file systems and shares with a mount option for the group (gid= of vfat, exfat,
-	// ntfs3 and cifs), where all files belong to the group of the mount. ext4, xfs and btrfs have none: files keep the group under which they
-	// were created, and kubelet, which applies fsGroup itself only to plugins without
-	// the capability, does not change it. The next pod with another fsGroup cannot use
-	// them. Set MountGroup where the CO lets one group use a volume for all its life.
+	// It does not entitle a plugin to VOLUME_MOUNT_GROUP, which is for file systems and
+	// shares with a mount option for the group (gid= of vfat, exfat, ntfs3 and cifs), where
+	// all files belong to the group of the mount. ext4, xfs and btrfs have none: files keep
+	// the group under which they were created, and kubelet, which applies fsGroup itself only
+	// to plugins without the capability, does not change it. The next pod with another fsGroup
+	// cannot use them. Set MountGroup where the CO uses one group for the volume's lifetime.
 	MountGroup string
 }
 
-// Fsck says when e2fsck looks at an ext4 before it is mounted. It repairs what can be
-// repaired without loss; where that is not enough, staging is KindPrecondition. xfs and
-// btrfs check themselves when they are mounted, and are never given to a repair
-// program: one that runs before the log was replayed destroys data.
+// Fsck selects when e2fsck checks an ext4 before it is mounted. It repairs what can be
+// repaired without loss of data; if that is not enough, staging is KindPrecondition. xfs
+// and btrfs check themselves when mounted, and no repair program is run on them: one that
+// runs before the log was replayed destroys data.
 //
-// An ext4 that is to grow before it is mounted is checked in any case.
+// An ext4 that has to grow before it is mounted is always checked.
 type Fsck int
 
 const (
-	FsckIfNeeded Fsck = iota // when the superblock records errors
-	FsckNever                // an ext4 with errors is mounted as it is
-	FsckAlways               // every block, each time: minutes on a large volume
+	FsckIfNeeded Fsck = iota // if the superblock records errors
+	FsckNever                // mount an ext4 even if it has errors
+	FsckAlways               // a full check, each time: minutes on a large volume
 )
 
 // StageFilesystem mounts the volume's file system at the staging path. A device
 // that is proven blank is formatted first; a file system that is smaller than its
-// device is grown (before or after mounting, as its type needs it).
+// device is grown (before or after mounting, depending on its type).
 //
-// It is idempotent, also after the process was killed at any point: whatever is
-// done already is found and checked. A mkfs that was cut off, by a power failure too,
-// is found by the mark that it ran under and made again, on another node as well;
-// only a mkfs of a device below 1 MiB has none, and leaves what is KindPrecondition,
-// for an operator to decide. On an error nothing is mounted by
-// this call. A dead mount at the path (of a device that failed and came back) is taken
-// away and made anew, or KindUncertain while the volume is still published. What
-// else is mounted at the path is KindConflict, but for options of
-// the file system, which the kernel prints in words of its own and which are not
-// compared; a device that holds another file system,
-// or something that is not known, is KindPrecondition; a device that somebody
-// else holds open, such as the mkfs of an earlier call whose process was killed,
-// is KindBusy.
-func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
+// It is idempotent, also after the process was killed at any point: what is done already
+// is found and checked. An interrupted mkfs, also by a power failure, is detected by its
+// mark and repeated, also on another node; only a mkfs of a device below 1 MiB has no
+// mark, and what it leaves is KindPrecondition, for an operator to decide. On an error
+// this call leaves nothing mounted.
+//
+// A corrupted mount at the path (of a device that failed and came back) is replaced, or
+// KindUncertain while the volume is still published. Any other mount at the path that
+// differs is KindConflict; options of the file system are not compared, since the kernel
+// shows them in another form. A device that holds another file system, or unknown data, is
+// KindPrecondition. A device that another process has opened exclusively, such as the mkfs
+// of an earlier call whose process was killed, is KindBusy.
+func (n *Node) StageFilesystem(ctx context.Context, r StageFilesystemRequest) error {
 	const op = "stage"
 	if r.FSType == "" {
 		r.FSType = DefaultFSType
@@ -86,12 +84,12 @@ func (n *Node) StageFilesystem(ctx context.Context, r FilesystemStage) error {
 	if err != nil {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.runMount(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
-		return n.stageFilesystem(ctx, r, opts)
+	return n.runMount(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context, target resolvedPath) error {
+		return n.stageFilesystem(ctx, r, target, opts)
 	})
 }
 
-func checkStage(r FilesystemStage) (mountapi.Options, error) {
+func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	if !slices.Contains(fsTypes(), r.FSType) {
 		return mountapi.Options{}, faultf(KindInvalid, "file system type %q is not supported; use one of %v", r.FSType, fsTypes())
 	}
@@ -99,7 +97,7 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 		return mountapi.Options{}, err
 	}
 	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
-		return mountapi.Options{}, faultf(KindInvalid, "there is no Fsck %d", r.Fsck)
+		return mountapi.Options{}, faultf(KindInvalid, "unknown Fsck %d", r.Fsck)
 	}
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
@@ -115,7 +113,7 @@ func checkStage(r FilesystemStage) (mountapi.Options, error) {
 	}
 	for _, o := range opts.Data {
 		if key, _, _ := strings.Cut(o, "="); slices.Contains(filesystems[r.FSType].refused, key) {
-			return mountapi.Options{}, faultf(KindInvalid, "mount option %s: a volume is the whole of one %s on one device", key, r.FSType)
+			return mountapi.Options{}, faultf(KindInvalid, "mount option %s is not supported: a volume is a whole %s on one device", key, r.FSType)
 		}
 	}
 	return opts, nil
@@ -127,45 +125,51 @@ func parseGroup(group string) (gid int, err error) {
 		return -1, nil
 	}
 	n, err := strconv.ParseUint(group, 10, 32)
-	if err != nil || n == 1<<32-1 { // the kernel's word for no change
+	if err != nil || n == 1<<32-1 { // means no change in chown(2)
 		return -1, faultf(KindInvalid, "mount group %q is not the decimal ID of a group", group)
 	}
 	return int(n), nil
 }
 
-// BlockStage asks for the device of a raw block volume to be ready.
-type BlockStage struct {
+// StageBlockRequest is the request of [Node.StageBlock].
+type StageBlockRequest struct {
 	VolumeID          string
 	Device            Device
-	StagingTargetPath string // absolute; nothing is made or mounted there
+	StagingTargetPath string // absolute; nothing is created or mounted there
 }
 
-// StageBlock waits for the device of a raw block volume and checks that it is the
-// right one and that nobody has it mounted as a file system, so that a mistake shows
-// before a pod gets the device. It changes nothing, and there is nothing to unstage.
-// Its errors are those of PublishBlock.
-func (n *Node) StageBlock(ctx context.Context, r BlockStage) error {
+// StageBlock waits for the device of a raw block volume and checks its identity and that
+// it is not mounted as a file system, so that a mistake is found before a pod gets the
+// device. It changes nothing, and there is nothing to unstage. Its errors are those of
+// PublishBlock.
+func (n *Node) StageBlock(ctx context.Context, r StageBlockRequest) error {
 	const op = "stage"
 	if err := checkPath(r.StagingTargetPath); err != nil {
 		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context) error {
+	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context, _ resolvedPath) error {
 		return n.stageBlock(ctx, r.Device)
 	})
 }
 
-// Unstage unmounts what is mounted at the staging path, stacked mounts included,
-// and leaves the directory, which the CO made. Nothing mounted and no such path
-// are success. It refuses with KindPrecondition while the volume is published
-// somewhere in this mount namespace, and names those paths; those that
-// Config.Abandoned gives up are unpublished first.
-func (n *Node) Unstage(ctx context.Context, volumeID, stagingTargetPath string) error {
+// UnstageRequest is the request of [Node.Unstage].
+type UnstageRequest struct {
+	VolumeID          string // for logs and errors only
+	StagingTargetPath string // absolute
+}
+
+// Unstage unmounts everything that is mounted at the staging path, stacked mounts
+// included, and keeps the directory, which the CO created. It is idempotent: if nothing is
+// mounted or the path does not exist, it succeeds. While the volume is published in this
+// mount namespace the error is KindPrecondition and lists the paths; those for which
+// Config.IsOrphaned returns true are unpublished first.
+func (n *Node) Unstage(ctx context.Context, r UnstageRequest) error {
 	const op = "unstage"
-	if err := checkPath(stagingTargetPath); err != nil {
-		return wrap(op, volumeID, stagingTargetPath, err)
+	if err := checkPath(r.StagingTargetPath); err != nil {
+		return wrap(op, r.VolumeID, r.StagingTargetPath, err)
 	}
-	return n.run(ctx, op, volumeID, stagingTargetPath, func(ctx context.Context) error {
-		defer n.forget(stagingTargetPath) // once nothing can be measured there
-		return n.unstage(ctx, stagingTargetPath)
+	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context, target resolvedPath) error {
+		defer n.dropStats(target) // after the unmount, or a concurrent Stats would store it again
+		return n.unstage(ctx, target)
 	})
 }

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts mountapi.Options) (err error) {
+func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options) (err error) {
 	dev, err := n.awaitDevice(ctx, r.Device)
 	if err != nil {
 		return err
@@ -23,7 +23,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
 		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows a btrfs by that name alone, and would not be understood", dev.path)
 	}
-	target, err := resolveTarget(r.StagingTargetPath)
+	target, err := path.target()
 	if err != nil {
 		return err
 	}
@@ -34,8 +34,8 @@ func (n *Node) stageFilesystem(ctx context.Context, r FilesystemStage, opts moun
 	readOnly := opts.Attr&mountapi.ReadOnly != 0
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
-		if why := dead(target); why != nil {
-			return n.restage(ctx, r, opts, target, table, why)
+		if why := corrupted(target); why != nil {
+			return n.restage(ctx, r, path, opts, table, why)
 		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
@@ -89,7 +89,8 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 
 // restage makes a mount anew that is dead. It takes the top one alone: what lies below
 // it may live, and is for the next look.
-func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Options, target string, table table, why error) error {
+func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options, table table, why error) error {
+	target := path.path
 	// The dead superblock lives as long as one of its mounts, and is what a new one
 	// would show. No final code: the CO would forget what is mounted.
 	on := table.at(target)
@@ -101,7 +102,7 @@ func (n *Node) restage(ctx context.Context, r FilesystemStage, opts mountapi.Opt
 		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
 	}
 	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
-	return n.stageFilesystem(ctx, r, opts)
+	return n.stageFilesystem(ctx, r, path, opts)
 }
 
 // unused makes sure that the device is not in use but at the target.
@@ -169,7 +170,7 @@ func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err er
 // finishStage does what can be done only to a mounted file system. ext4 was
 // grown before, if it could be: a volume that is in use must not fail to stage
 // because it could not, nor a small btrfs.
-func (n *Node) finishStage(ctx context.Context, r FilesystemStage, target string, dev *device, readOnly bool) error {
+func (n *Node) finishStage(ctx context.Context, r StageFilesystemRequest, target string, dev *device, readOnly bool) error {
 	if readOnly {
 		return nil
 	}
@@ -183,13 +184,13 @@ func (n *Node) finishStage(ctx context.Context, r FilesystemStage, target string
 			return err
 		}
 	}
-	return giveToGroup(target, r.MountGroup)
+	return applyMountGroup(target, r.MountGroup)
 }
 
-// giveToGroup lets the group write to the root of the file system. What is so
+// applyMountGroup lets the group write to the root of the file system. What is so
 // already is left alone: a chmod or chown would make kubelet walk the whole volume
 // again (its policy OnRootMismatch looks at the root).
-func giveToGroup(target, group string) error {
+func applyMountGroup(target, group string) error {
 	gid, err := parseGroup(group)
 	if err != nil || gid < 0 {
 		return err
@@ -222,14 +223,14 @@ func giveToGroup(target, group string) error {
 // prepare makes the device hold a file system that can be mounted. Who holds the
 // device while we look is either a mount, then it can be mounted once more, or a
 // program, then the kernel refuses the mount.
-func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, readOnly bool) error {
+func (n *Node) prepare(ctx context.Context, r StageFilesystemRequest, dev *device, readOnly bool) error {
 	release, busy := dev.hold()
 	if busy == nil {
 		defer release()
 	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
 		return busy
 	}
-	found, err := n.look(ctx, dev, r.VolumeID, busy == nil)
+	found, err := n.probeDevice(ctx, dev, r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}
@@ -237,7 +238,7 @@ func (n *Node) prepare(ctx context.Context, r FilesystemStage, dev *device, read
 	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
 		return busy
 	}
-	if found.Kind == probe.Blank || found.cutOff(r.FSType) {
+	if found.Kind == probe.Blank || found.interrupted(r.FSType) {
 		switch {
 		case r.MustHoldData:
 			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, but the volume was made from data: it may be the wrong device, or its copy failed", dev.path)
@@ -308,14 +309,14 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 	return nil
 }
 
-func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
-	target, err := mountapi.Resolve(stagingTargetPath)
-	if gone(err) {
+func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
+	if gone(path.err) {
 		return nil
 	}
-	if err != nil {
-		return err
+	if path.err != nil {
+		return path.err
 	}
+	target := path.path
 	table, err := readTable()
 	if err != nil {
 		return err
@@ -344,7 +345,7 @@ func (n *Node) unstage(ctx context.Context, stagingTargetPath string) error {
 // notPublished makes sure that what is staged at the target shows nowhere else.
 func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Mount, target string) error {
 	for _, m := range on {
-		others, err := n.withoutAbandoned(ctx, table.elsewhere(m, target))
+		others, err := n.unpublishOrphaned(ctx, table.elsewhere(m, target))
 		if err != nil {
 			return err
 		}
@@ -355,19 +356,23 @@ func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Moun
 	return nil
 }
 
-// withoutAbandoned unpublishes what the caller gives up, and returns the rest.
-func (n *Node) withoutAbandoned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
+// unpublishOrphaned unpublishes what the caller gives up, and returns the rest.
+func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
 	for _, m := range published {
-		if n.abandoned == nil || !n.abandoned(m.MountPoint) {
+		if n.isOrphaned == nil || !n.isOrphaned(m.MountPoint) {
 			rest = append(rest, m)
 			continue
 		}
 		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
 		// As the only work there, as if the CO had asked for it.
-		if err := n.alone(ctx, m.MountPoint, func(ctx context.Context) error {
-			defer n.forget(m.MountPoint)
-			return n.unpublish(ctx, m.MountPoint)
-		}); err != nil {
+		target, err := n.resolve(ctx, m.MountPoint)
+		if err == nil {
+			err = n.serialized(ctx, target, func(ctx context.Context, target resolvedPath) error {
+				defer n.dropStats(target)
+				return n.unpublish(ctx, target)
+			})
+		}
+		if err != nil {
 			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)
 		}
 	}

@@ -194,15 +194,6 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// resolveTarget returns the path as the mount table shows it.
-func resolveTarget(p string) (string, error) {
-	r, err := mountapi.Resolve(p)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", faultf(KindPrecondition, "the parent directory of %s is not there; the CO makes it: %w", p, err)
-	}
-	return r, err
-}
-
 // unmountTop takes down the one mount that is on top at the path.
 func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 	_, done := n.telemetry.step(ctx, "unmount")
@@ -225,18 +216,18 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 	return err
 }
 
-// unmountOrLeave is unmountAll, but where the policy allows it does not wait for a file
+// unmountBounded is unmountAll, but where the policy allows it does not wait for a file
 // system that is nowhere mounted any more: the kernel takes it off its path first, and
 // then waits for the server, to write what is left, and to end the session (NFSv4, also
 // of a mount that was idle). Nothing could make it give up any more.
-func (n *Node) unmountOrLeave(ctx context.Context, p string) error {
+func (n *Node) unmountBounded(ctx context.Context, p string) error {
 	if n.unmount == UnmountWait {
 		return n.unmountAll(ctx, p)
 	}
 	// A name of its own: what hung on this path before is not ours.
 	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
 	for {
-		err := n.patiently(context.WithoutCancel(ctx), func(ctx context.Context) error {
+		err := n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
 			_, _, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
 			return err
 		})

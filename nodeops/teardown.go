@@ -3,73 +3,74 @@ package nodeops
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/csikit/csikit/blocking"
 )
 
-// UnmountPolicy is what may be done about a mount that hangs: whose unmount does not
-// return, or that is busy with somebody whom it does not answer.
+// UnmountPolicy is what may be done about a mount that hangs: its unmount does not
+// return, or it is busy with a process whose calls do not return.
 type UnmountPolicy int
 
 const (
-	// UnmountWait does nothing about it: the caller gets DEADLINE_EXCEEDED or ABORTED
-	// until the server answers again, or the kernel gives up: the last unmount of an NFSv4
-	// server waits for it for minutes, even when nobody used the mount.
+	// UnmountWait only waits: the caller gets DEADLINE_EXCEEDED or ABORTED until the server
+	// responds again or the kernel times out. The last unmount of an NFSv4 server waits
+	// minutes for it, even if the mount was idle.
 	UnmountWait UnmountPolicy = iota
 
-	// UnmountForced makes the file system give up what waits for its server
-	// (MNT_FORCE), as NFS, CIFS and FUSE can. Whoever waits gets an error, also the
-	// pods that have the same share mounted elsewhere; what they wrote and was
-	// not yet at the server is lost. A FUSE file system is dead from then on, for all. Unpublish
-	// succeeds as soon as nothing is mounted at the path, while the kernel may still try to
-	// write what is left, which Inspect shows.
-	UnmountForced
+	// UnmountForce aborts the requests to the server (MNT_FORCE), which NFS, CIFS and FUSE
+	// support. All processes that wait for it get an error, also those of pods that have
+	// the same share mounted elsewhere; data that was not yet sent to the server is lost. A
+	// FUSE file system is disconnected (ENOTCONN) on all its mounts. Unpublish succeeds as
+	// soon as nothing is mounted at the path, while the kernel may still try to write dirty
+	// pages, which InFlight shows.
+	UnmountForce
 
-	// UnmountLazily is UnmountForced and, if that does not help, detaches the mount
-	// (MNT_DETACH): the path is free, the pod can go, and the file system goes on until
-	// its last user is gone. What was detached shows in no mount table, so Unstage
-	// succeeds afterwards, and the CO may detach the device while the file system is in
-	// use and give it to another node: for shares, not for devices.
-	UnmountLazily
+	// UnmountLazy is UnmountForce and, if that is not enough, detaches the mount
+	// (MNT_DETACH): the path is free, the pod can be deleted, and the file system stays
+	// active until its last user ends. A detached mount is in no mount table, so Unstage
+	// succeeds afterwards, and the CO may detach the device and attach it to another node
+	// while the file system is in use: for shares, not for devices.
+	UnmountLazy
 )
 
-// runForcing is run for an unmount that does about a mount that hangs what the policy
-// allows.
-func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn func(context.Context) error) (err error) {
+// runUnmount is run for an operation that unmounts: it applies the policy to a mount that
+// hangs.
+func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn func(context.Context, resolvedPath) error) (err error) {
+	if n.unmount == UnmountWait {
+		return n.run(ctx, op, volumeID, path, fn)
+	}
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
 	defer func() { done(err) }()
-	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.alone(ctx, path, fn)) }
-	if n.unmount == UnmountWait {
-		return run(ctx)
-	}
-	key, err := n.key(ctx, path)
+	target, err := n.resolve(ctx, path)
 	if err != nil {
 		return wrap(op, volumeID, path, err)
 	}
+	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.serialized(ctx, target, fn)) }
 	again := func(ctx context.Context) error {
 		next := run(ctx)
 		if isPending(err) && !isPending(next) && ctx.Err() != nil && errors.Is(next, ctx.Err()) {
-			return err // there was no time to look: it still is
+			return err // no time was left to check: it still is
 		}
 		return next
 	}
-	err = n.patiently(ctx, run)
-	for policy := UnmountForced; policy <= n.unmount && n.hangs(ctx, key, err); policy++ {
-		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "by", policy.String(), "because", err)
-		// Under a name of its own, as what hangs has the path's. What comes of it shows in
-		// the next attempt.
+	err = n.withUnmountTimeout(ctx, run)
+	for policy := UnmountForce; policy <= n.unmount && n.isHung(ctx, target.path, err); policy++ {
+		n.log.Warn("unmounting a mount that hangs", "volume_id", volumeID, "path", path, "policy", policy.String(), "error", err)
+		// With a key of its own, as the call that hangs has the path's. The next attempt
+		// shows the result.
 		force := func() {
-			n.patiently(ctx, func(ctx context.Context) error {
-				_, _, err := n.blocking.Do(ctx, key+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountBy(policy, key) })
+			n.withUnmountTimeout(ctx, func(ctx context.Context) error {
+				_, _, err := n.blocking.Do(ctx, target.path+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountWith(policy, target.path) })
 				return err
 			})
 		}
 		force()
-		// Those who waited for the server let go of the mount once they have their errors,
-		// or ask it for something else, and wait again.
-		deadline := time.Now().Add(n.patience)
-		for err = n.patiently(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.patiently(ctx, again) {
+		// Processes that waited for the server release the mount once they have their
+		// errors, or send another request, and wait again.
+		deadline := time.Now().Add(n.unmountTimeout)
+		for err = n.withUnmountTimeout(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.withUnmountTimeout(ctx, again) {
 			select {
 			case <-time.After(10 * time.Millisecond):
 				force()
@@ -84,28 +85,36 @@ func (n *Node) runForcing(ctx context.Context, op, volumeID, path string, fn fun
 }
 
 func (p UnmountPolicy) String() string {
-	return [...]string{"waiting", "forced", "lazy"}[p]
+	switch p {
+	case UnmountWait:
+		return "waiting"
+	case UnmountForce:
+		return "forced"
+	case UnmountLazy:
+		return "lazy"
+	}
+	return fmt.Sprintf("policy %d", int(p))
 }
 
-// hangs reports whether the attempt failed because of a mount that does not answer.
-// That it is pending does not say so: it may wait for a mkfs, a mount helper or an
-// expansion that is under way at the path, and what lives is never forced.
-func (n *Node) hangs(ctx context.Context, path string, failed error) bool {
+// isHung reports whether the attempt failed because of a mount that does not respond. A
+// pending attempt is not enough: it may wait for a mkfs, a mount helper or an expansion in
+// flight at the path, and a healthy mount is never forced.
+func (n *Node) isHung(ctx context.Context, path string, failed error) bool {
 	if !isPending(failed) && !isBusy(failed) {
 		return false
 	}
 	var why error
-	err := n.patiently(ctx, func(ctx context.Context) error {
-		v, _, err := n.blocking.Do(ctx, path+" (does it answer)", func() (any, error) { return dead(path), nil })
+	err := n.withUnmountTimeout(ctx, func(ctx context.Context) error {
+		v, _, err := n.blocking.Do(ctx, path+" (check)", func() (any, error) { return corrupted(path), nil })
 		why, _ = v.(error)
 		return err
 	})
 	return ctx.Err() == nil && (why != nil || isPending(err))
 }
 
-// patiently gives fn as long as a mount may take before it is said to hang.
-func (n *Node) patiently(ctx context.Context, fn func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, n.patience)
+// withUnmountTimeout runs fn with the time after which a mount is considered hung.
+func (n *Node) withUnmountTimeout(ctx context.Context, fn func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, n.unmountTimeout)
 	defer cancel()
 	return fn(ctx)
 }

@@ -2,12 +2,12 @@ package nodeops
 
 import "github.com/csikit/csikit/internal/mountapi"
 
-func unmountBy(policy UnmountPolicy, path string) error {
+func unmountWith(policy UnmountPolicy, path string) error {
 	var err error
 	switch policy {
-	case UnmountForced:
+	case UnmountForce:
 		_, err = mountapi.UnmountForce(path)
-	case UnmountLazily:
+	case UnmountLazy:
 		_, err = mountapi.Detach(path)
 	}
 	return err

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// telemetry is what a Node tells of its work: a span for each operation and each
-// of its steps, and the instruments below.
+// telemetry has a span for each operation and each of its steps, and the instruments
+// below.
 type telemetry struct {
 	tracer   trace.Tracer
 	duration metric.Float64Histogram
@@ -37,14 +37,14 @@ func newTelemetry(tracers trace.TracerProvider, meters metric.MeterProvider, n *
 	meter := meters.Meter(scope)
 	var errs [5]error
 	t.duration, errs[0] = meter.Float64Histogram("csikit.nodeops.operation.duration", metric.WithUnit("s"),
-		metric.WithDescription("How long callers waited for operations on volumes, by operation (op) and gRPC code (code)."))
+		metric.WithDescription("Duration of operations on volumes, as seen by the caller, by operation (op) and gRPC code (code)."))
 	t.formats, errs[1] = meter.Int64Counter("csikit.nodeops.formats", metric.WithUnit("{mkfs}"),
-		metric.WithDescription("Runs of mkfs, counted before they start, by file system (fs_type); after_cut_off: an earlier one did not end."))
+		metric.WithDescription("Runs of mkfs, counted before they start, by file system (fs_type); after_interruption: an earlier one was interrupted."))
 	parked, err := meter.Int64ObservableGauge("csikit.nodeops.parked", metric.WithUnit("{call}"),
-		metric.WithDescription("Work that goes on although its caller gave up waiting."))
+		metric.WithDescription("Calls in flight whose callers have timed out."))
 	errs[2] = err
 	oldest, err := meter.Float64ObservableGauge("csikit.nodeops.parked.oldest", metric.WithUnit("s"),
-		metric.WithDescription("Age of the oldest parked work; 0 without any. Minutes mean that a device or a server hangs."))
+		metric.WithDescription("Age of the oldest parked call; 0 without any. Minutes mean that a device or a server hangs."))
 	errs[3] = err
 	_, errs[4] = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		var count int64
@@ -60,12 +60,12 @@ func newTelemetry(tracers trace.TracerProvider, meters metric.MeterProvider, n *
 		return nil
 	}, parked, oldest)
 	if err := errors.Join(errs[:]...); err != nil {
-		return t, fmt.Errorf("nodeops: make instruments: %w", err)
+		return t, fmt.Errorf("nodeops: create instruments: %w", err)
 	}
 	return t, nil
 }
 
-// operation starts the span of an operation; done ends it and counts the time.
+// operation starts the span of an operation; done ends it and records the duration.
 func (t telemetry) operation(ctx context.Context, op, volumeID, path string) (_ context.Context, done func(error)) {
 	start := time.Now()
 	ctx, span := t.tracer.Start(ctx, "nodeops."+op, trace.WithAttributes(

@@ -136,7 +136,7 @@ func TestTelemetry(t *testing.T) {
 	f.with(Config{TracerProvider: recordTracers{r: r}, MeterProvider: r})
 	f.mustStage("ext4")
 	ok(t, f.publish("p", nil))
-	wantKind(t, f.node.Unstage(t.Context(), "v", f.staging), KindPrecondition)
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition)
 	ok(t, f.unpublish("p"))
 
 	for _, want := range []string{
@@ -157,7 +157,7 @@ func TestTelemetry(t *testing.T) {
 		}
 	}
 	want := []string{
-		"csikit.nodeops.formats after_cut_off=false fs_type=ext4",
+		"csikit.nodeops.formats after_interruption=false fs_type=ext4",
 		"csikit.nodeops.operation.duration code=OK op=stage",
 		"csikit.nodeops.operation.duration code=OK op=publish",
 		"csikit.nodeops.operation.duration code=FailedPrecondition op=unstage",
@@ -182,7 +182,7 @@ func TestTelemetryOfParkedWork(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
-	err = n.run(ctx, "publish", "v", "/p", func(context.Context) error { cancel(); <-release; return nil })
+	err = n.run(ctx, "publish", "v", "/p", func(context.Context, resolvedPath) error { cancel(); <-release; return nil })
 	if !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}

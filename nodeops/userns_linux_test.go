@@ -42,11 +42,11 @@ func TestPublishOddPaths(t *testing.T) {
 	n, staging, pods := staged(t)
 	for _, name := range []string{"with space", "new\nline", `back\slash`, "tab\t", "#", "ü", strings.Repeat("n", 255)} {
 		target := filepath.Join(pods, name)
-		r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, ReadOnly: true}
+		r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, ReadOnly: true}
 		for range 2 {
 			ok(t, n.PublishFilesystem(t.Context(), r))
 		}
-		ok(t, n.Unpublish(t.Context(), "v", target))
+		ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 		if _, err := os.Lstat(target); err == nil {
 			t.Errorf("%q is still there", target)
 		}
@@ -58,7 +58,7 @@ func TestPublishBelowASymlink(t *testing.T) {
 	n, staging, pods := staged(t)
 	link := filepath.Join(filepath.Dir(pods), "link")
 	ok(t, os.Symlink(pods, link))
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: link + "/p"}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: link + "/p"}
 	for range 2 {
 		ok(t, n.PublishFilesystem(t.Context(), r))
 	}
@@ -67,7 +67,7 @@ func TestPublishBelowASymlink(t *testing.T) {
 	if got := table.at(pods + "/p"); len(got) != 1 {
 		t.Errorf("%d mounts, want 1", len(got))
 	}
-	ok(t, n.Unpublish(t.Context(), "v", link+"/p"))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: link + "/p"}))
 }
 
 // Where kubelet's directory is a shared bind mount on itself, one mount below it
@@ -94,13 +94,13 @@ func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
 	if seen != 2 {
 		t.Fatalf("the staging mount stands %d times in the table; the test needs 2", seen)
 	}
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: kubelet + "/p", Exclusive: true}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: kubelet + "/p", Exclusive: true}
 	for range 2 {
 		ok(t, n.PublishFilesystem(t.Context(), r))
 	}
-	wantKind(t, n.Unstage(t.Context(), "v", staging), KindPrecondition, r.TargetPath)
-	ok(t, n.Unpublish(t.Context(), "v", r.TargetPath))
-	ok(t, n.Unstage(t.Context(), "v", staging))
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, r.TargetPath)
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: r.TargetPath}))
+	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
 // Two hundred pods of one volume at once, and the same paths twice.
@@ -118,7 +118,7 @@ func TestPublishInParallel(t *testing.T) {
 		wg.Wait()
 	}
 	each(func(target string) error {
-		return n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target})
+		return n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target})
 	})
 	table, err := readTable()
 	ok(t, err)
@@ -131,7 +131,9 @@ func TestPublishInParallel(t *testing.T) {
 	if count != 200 {
 		t.Errorf("%d mounts of 200 targets", count)
 	}
-	each(func(target string) error { return n.Unpublish(t.Context(), "v", target) })
+	each(func(target string) error {
+		return n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target})
+	})
 	if left, _ := os.ReadDir(pods); len(left) > 0 {
 		t.Errorf("%d targets are left", len(left))
 	}
@@ -140,12 +142,12 @@ func TestPublishInParallel(t *testing.T) {
 func TestUnpublishBusy(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
-	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	f, err := os.Create(target + "/open")
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, fmt.Sprintf("process %d (", os.Getpid()))
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy, fmt.Sprintf("process %d (", os.Getpid()))
 	f.Close()
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
 
 func TestExclusivePublishInParallel(t *testing.T) {
@@ -156,7 +158,7 @@ func TestExclusivePublishInParallel(t *testing.T) {
 		targets := [2]string{filepath.Join(pods, "a"), filepath.Join(pods, "b")}
 		for i, target := range targets {
 			wg.Go(func() {
-				errs[i] = n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, Exclusive: true})
+				errs[i] = n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target, Exclusive: true})
 			})
 		}
 		wg.Wait()
@@ -164,7 +166,7 @@ func TestExclusivePublishInParallel(t *testing.T) {
 			t.Fatalf("errors are %v, want one", errs)
 		}
 		for _, target := range targets {
-			ok(t, n.Unpublish(t.Context(), "v", target))
+			ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 		}
 	}
 }
@@ -174,14 +176,14 @@ func TestStatsDuringUnpublish(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	for range 100 {
-		ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+		ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for range 3 {
-				_, _ = n.Stats(t.Context(), "v", target)
+				_, _ = n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: target})
 			}
 		})
-		for n.Unpublish(t.Context(), "v", target) != nil { // busy while it is measured
+		for n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}) != nil { // busy while it is measured
 		}
 		wg.Wait()
 		if len(n.measured) > 0 {

@@ -73,7 +73,7 @@ var kinds = map[uint64]kind{
 	unix.SYS_CLONE3:          {name: "clone3", fd: noFD, counts: func(tid int, a []uint64) bool { return firstWord(tid, a[0])&unix.CLONE_THREAD == 0 }},
 }
 
-// readKinds are the calls that count with CountReads, before those in kinds.
+// readKinds are the calls that count only with WithReads, before those in kinds.
 var readKinds = map[uint64]kind{
 	unix.SYS_OPENAT:       {name: "openat", paths: []int{1}, fd: noFD},
 	unix.SYS_OPENAT2:      {name: "openat2", paths: []int{1}, fd: noFD},

@@ -13,9 +13,9 @@ func (c Call) String() string {
 	return c.Name + " " + c.Object
 }
 
-// An Error tells what failed: start or trace.
+// An Error is a failure to start or to trace a program.
 type Error struct {
-	Op   string
+	Op   string // start or trace
 	Path string // of the program
 	Err  error
 }
@@ -24,7 +24,7 @@ func (e *Error) Error() string { return e.Op + " " + e.Path + ": " + e.Err.Error
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// An Option changes how a program is killed.
+// An Option changes which calls count and what is killed.
 type Option interface{ apply(*config) }
 
 type config struct{ tree, reads bool }
@@ -33,14 +33,15 @@ type optionFunc func(*config)
 
 func (f optionFunc) apply(c *config) { f(c) }
 
-// KillTree kills the programs that the program has started as well, and theirs,
-// as the end of a container does. Without it they live on, as behind a kill -9 of
-// the driver alone, and are the test's to wait for.
-func KillTree() Option { return optionFunc(func(c *config) { c.tree = true }) }
+// WithKillTree also kills the descendants of the program, as the end of a container
+// does. Without it they live on, as after a kill -9 of the driver process only, and the
+// test has to wait for them.
+func WithKillTree() Option { return optionFunc(func(c *config) { c.tree = true }) }
 
-// CountReads counts the calls that only look as well: to open, read, seek and stat
-// files, links, directories and mounts, and to ask a device by ioctl. That is for
-// [Process.ArmFailure]; a kill there leaves what a kill at the next change leaves.
+// WithReads also counts calls that change nothing: open, read, seek and stat of files,
+// links, directories and mounts, and ioctls that query a device. It is meant for
+// [Process.ArmFailure]; a kill at such a call leaves the same state as a kill at the next
+// change.
 //
 // A Go program whose GOMAXPROCS is not set reads files of its own from time to time.
-func CountReads() Option { return optionFunc(func(c *config) { c.reads = true }) }
+func WithReads() Option { return optionFunc(func(c *config) { c.reads = true }) }

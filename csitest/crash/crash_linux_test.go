@@ -353,13 +353,13 @@ func TestFailAtEveryCall(t *testing.T) {
 	}
 }
 
-func TestCountReads(t *testing.T) {
+func TestWithReads(t *testing.T) {
 	dir := t.TempDir()
 	want := []crash.Call{{Name: "openat", Object: dir}, {Name: "getdents64", Object: dir}, {Name: "getdents64", Object: dir}}
 	for _, test := range []struct {
 		opts []crash.Option
 		want []crash.Call
-	}{{nil, nil}, {[]crash.Option{crash.CountReads()}, want}} {
+	}{{nil, nil}, {[]crash.Option{crash.WithReads()}, want}} {
 		s := start(t, dir, test.opts...)
 		s.Arm(0)
 		s.do(t, "look")
@@ -403,7 +403,7 @@ func TestWhatTheProgramStarted(t *testing.T) {
 		lives bool
 	}{
 		{name: "lives on", lives: true},
-		{name: "is killed with the tree", opts: []crash.Option{crash.KillTree()}},
+		{name: "is killed with the tree", opts: []crash.Option{crash.WithKillTree()}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := start(t, t.TempDir(), test.opts...)

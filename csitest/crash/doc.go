@@ -35,7 +35,7 @@
 //     on standard output and standard error, where logs go;
 //   - clone and fork count unless they make a thread.
 //
-// With [CountReads], calls that only look count as well.
+// With [WithReads], calls that only read count as well.
 //
 // What happens otherwise is not seen: stores into shared mappings, io_uring, and what
 // other programs do, such as mkfs. The Go runtime makes no calls that

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -117,7 +118,7 @@ func (n *nodeServer) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVo
 // checkMount finds a volume that no longer answers, and one that became read-only
 // because of errors.
 func (n *nodeServer) checkMount(ctx context.Context, id, path string) *Problem {
-	_, err := n.ops.Stats(ctx, id, path)
+	_, err := n.ops.Stats(ctx, nodeops.StatsRequest{VolumeID: id, VolumePath: path})
 	switch {
 	case status.Code(err) == codes.NotFound: // not mounted there
 		return nil

@@ -116,7 +116,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			backend.freezer = node
 		}
 		opts = append(opts, csiserver.WithNode(node))
-		sections = append(sections, csiserver.Rows("in the kernel", ops.Inspect))
+		sections = append(sections, csiserver.Rows("in the kernel", ops.InFlight))
 	}
 	if cfg.hasTopology() {
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))

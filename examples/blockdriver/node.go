@@ -88,7 +88,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 	}
 	device := nodeops.Device{Path: dev.Path} // its backing inode is the proof of identity
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
-		err = n.ops.StageFilesystem(ctx, nodeops.FilesystemStage{
+		err = n.ops.StageFilesystem(ctx, nodeops.StageFilesystemRequest{
 			VolumeID:          vol.ID,
 			Device:            device,
 			StagingTargetPath: req.GetStagingTargetPath(),
@@ -99,7 +99,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 			Prezeroed:         true, // a sparse file reads as zeros
 		})
 	} else {
-		err = n.ops.StageBlock(ctx, nodeops.BlockStage{VolumeID: vol.ID, Device: device, StagingTargetPath: req.GetStagingTargetPath()})
+		err = n.ops.StageBlock(ctx, nodeops.StageBlockRequest{VolumeID: vol.ID, Device: device, StagingTargetPath: req.GetStagingTargetPath()})
 	}
 	if err != nil {
 		// After a final error the CO does not unstage, so a loop device that nothing
@@ -122,7 +122,7 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	if len(images) == 0 {
 		return nil, fail("unstage volume", req.GetVolumeId(), "%w", errNotFound)
 	}
-	if err := n.ops.Unstage(ctx, req.GetVolumeId(), req.GetStagingTargetPath()); err != nil {
+	if err := n.ops.Unstage(ctx, nodeops.UnstageRequest{VolumeID: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath()}); err != nil {
 		return nil, err
 	}
 	// nodeops.Unstage answers for file systems; a raw block publication shows at
@@ -154,12 +154,12 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	ro := req.GetReadonly() || readOnly(vol, req.GetVolumeCapability())
 	once := exclusive(req.GetVolumeCapability())
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
-		err = n.ops.PublishFilesystem(ctx, nodeops.FilesystemPublish{
+		err = n.ops.PublishFilesystem(ctx, nodeops.PublishFilesystemRequest{
 			VolumeID: vol.ID, StagingTargetPath: req.GetStagingTargetPath(), Device: device,
 			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: ro, Exclusive: once,
 		})
 	} else {
-		err = n.ops.PublishBlock(ctx, nodeops.BlockPublish{
+		err = n.ops.PublishBlock(ctx, nodeops.PublishBlockRequest{
 			VolumeID: vol.ID, Device: device, TargetPath: req.GetTargetPath(), ReadOnly: ro, Exclusive: once,
 		})
 	}
@@ -170,7 +170,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 }
 
 func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
+	if err := n.ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: req.GetVolumeId(), TargetPath: req.GetTargetPath()}); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -182,7 +182,7 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 		return nil, err
 	}
 	n.retune(vol, image)
-	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
+	s, err := n.ops.Stats(ctx, nodeops.StatsRequest{VolumeID: req.GetVolumeId(), VolumePath: req.GetVolumePath()})
 	if err != nil {
 		return nil, err
 	}

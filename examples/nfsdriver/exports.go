@@ -270,7 +270,7 @@ func newNFSMounts(ctx context.Context, dir, fsType string, timeout time.Duration
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
-			if err := ops.Unpublish(ctx, filepath.Base(path), path); err != nil {
+			if err := ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: filepath.Base(path), TargetPath: path}); err != nil {
 				log.Warn("unmount an earlier process's mount", "path", path, "error", err)
 			}
 		})
@@ -292,14 +292,14 @@ func (m *nfsMounts) Mount(e export) (*os.Root, error) {
 	path := m.path(e)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*m.timeout)
 	defer cancel()
-	share := nodeops.SharePublish{
+	share := nodeops.PublishShareRequest{
 		VolumeID: e.String(), Source: e.source(""), FSType: m.fsType, TargetPath: path,
 		// Without locks NFSv3 needs no rpc.statd here.
 		MountFlags: withVersion(slices.Concat(always, []string{"noexec", "nolock"}, e.options())),
 	}
 	err := m.ops.PublishShare(ctx, share)
 	if status.Code(err) == codes.AlreadyExists {
-		if err = m.ops.Unpublish(ctx, e.String(), path); err == nil {
+		if err = m.ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: e.String(), TargetPath: path}); err == nil {
 			err = m.ops.PublishShare(ctx, share)
 		}
 	}
@@ -335,7 +335,7 @@ func openMounted(path string) (*os.Root, error) {
 func (m *nfsMounts) Unmount(e export) error {
 	ctx, cancel := context.WithTimeout(context.Background(), m.timeout)
 	defer cancel()
-	return m.ops.Unpublish(ctx, e.String(), m.path(e))
+	return m.ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: e.String(), TargetPath: m.path(e)})
 }
 
 // localDirs replaces servers by local directories, for tests and demonstrations on one

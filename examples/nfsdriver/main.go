@@ -80,8 +80,8 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
 		return nodeops.New(nodeops.Config{
 			Logger: log, MeterProvider: meters, Unmount: unmount,
-			HelperTimeout:   cfg.serverTimeout * 2 / 3, // the helper is killed before the call to the server times out
-			UnmountPatience: cfg.serverTimeout / 3,
+			HelperTimeout:  cfg.serverTimeout * 2 / 3, // the helper is killed before the call to the server times out
+			UnmountTimeout: cfg.serverTimeout / 3,
 			// A blocked call occupies a thread. A node may have more volumes of one server than
 			// the default limit, and calls for other servers must not exceed it.
 			Blocking: &blocking.Group{Limit: 1000},
@@ -115,12 +115,12 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	}
 	if cfg.mode != "controller" {
 		// An unresponsive server must not block the termination of its pods.
-		node, err := ops(nodeops.UnmountLazily)
+		node, err := ops(nodeops.UnmountLazy)
 		if err != nil {
 			return err
 		}
 		opts = append(opts, csiserver.WithNode(newNode(cfg, servers, node)))
-		sections = append(sections, csiserver.Rows("in the kernel", node.Inspect))
+		sections = append(sections, csiserver.Rows("in the kernel", node.InFlight))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {

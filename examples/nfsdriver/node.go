@@ -59,7 +59,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	share := nodeops.SharePublish{
+	share := nodeops.PublishShareRequest{
 		VolumeID: req.GetVolumeId(), Source: ref.source(ref.SubDir), FSType: n.fsType, TargetPath: req.GetTargetPath(),
 		MountFlags: flags, ReadOnly: req.GetReadonly() || readerOnly(capability), Exclusive: exclusive(capability),
 	}
@@ -130,7 +130,7 @@ func shareOf(id string, attributes map[string]string, flags []string) (volumeRef
 }
 
 func (n *nodeServer) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	if err := n.ops.Unpublish(ctx, req.GetVolumeId(), req.GetTargetPath()); err != nil {
+	if err := n.ops.Unpublish(ctx, nodeops.UnpublishRequest{VolumeID: req.GetVolumeId(), TargetPath: req.GetTargetPath()}); err != nil {
 		return nil, err
 	}
 	return &csi.NodeUnpublishVolumeResponse{}, nil
@@ -145,7 +145,7 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 			return nil, err
 		}
 	}
-	s, err := n.ops.Stats(ctx, req.GetVolumeId(), req.GetVolumePath())
+	s, err := n.ops.Stats(ctx, nodeops.StatsRequest{VolumeID: req.GetVolumeId(), VolumePath: req.GetVolumePath()})
 	if err != nil {
 		return nil, err
 	}

@@ -706,7 +706,7 @@ func TestContractOnAWriteProtectedDevice(t *testing.T) {
 		w.mnt(w.dev, w.p("dst2"), "ext4", "ro")
 		w.mnt(w.dev, w.p("sp ace"), "xfs")
 		w.show()
-	}}}, func(t *testing.T) string { return loopDevice(t, "mkfs.ext4 -q", loopdev.ReadOnly()) })
+	}}}, func(t *testing.T) string { return loopDevice(t, "mkfs.ext4 -q", loopdev.WithReadOnly()) })
 }
 
 // Every type that is mounted here has been tried here.

@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// deadErrnos are the answers of a file system that does not come back by itself: the
+// corruptedErrnos are the answers of a file system that does not come back by itself: the
 // server or the FUSE process is gone, its handles are stale, or it shut itself down.
-var deadErrnos = []unix.Errno{
+var corruptedErrnos = []unix.Errno{
 	unix.ENOTCONN, unix.ECONNABORTED, unix.ESTALE, unix.EIO, unix.ESHUTDOWN,
 	unix.EHOSTDOWN, unix.ENODEV, unix.ENXIO, unix.EREMOTEIO,
 }
 
 // dead asks the file system mounted at the path and returns what it answers, if that is
-// one of deadErrnos. It may hang, and is never asked on the way to take a mount down,
+// one of corruptedErrnos. It may hang, and is never asked on the way to take a mount down,
 // unless Config.Unmount wants to know.
-func dead(path string) error {
-	err := ask(path)
-	for _, errno := range deadErrnos {
+func corrupted(path string) error {
+	err := probeMount(path)
+	for _, errno := range corruptedErrnos {
 		if errors.Is(err, errno) {
 			return err
 		}
@@ -30,7 +30,7 @@ func dead(path string) error {
 	return nil // a server that does not let us look (EACCES, EPERM) is alive
 }
 
-func ask(path string) error {
+func probeMount(path string) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
@@ -49,15 +49,15 @@ func ask(path string) error {
 	return os.NewSyscallError("fgetxattr", err)
 }
 
-// livingAt returns what is mounted on the path, the top last, once everything dead
+// healthyAt returns what is mounted on the path, the top last, once everything dead
 // on top of it is taken away: a living mount is never unmounted.
-func (n *Node) livingAt(ctx context.Context, path string) ([]mountapi.Mount, error) {
+func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, error) {
 	for range 1000 { // as in unmountAll
 		on, err := mountapi.At(path)
 		if err != nil || len(on) == 0 {
 			return nil, err
 		}
-		why := dead(path)
+		why := corrupted(path)
 		if why == nil {
 			return on, nil
 		}

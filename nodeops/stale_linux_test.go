@@ -32,17 +32,17 @@ func TestPublishReplacesADeadMount(t *testing.T) {
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target).die()
 	mountFuse(t, target).die() // the plugin had published it once more
-	if dead(target) == nil {
+	if corrupted(target) == nil {
 		t.Fatal("a FUSE file system whose server ended is not dead")
 	}
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
 	for range 2 {
 		ok(t, n.PublishFilesystem(t.Context(), r))
 	}
 	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "tmpfs" {
 		t.Errorf("mounted is %v, want tmpfs", got)
 	}
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
 
 func TestPublishLeavesALivingMount(t *testing.T) {
@@ -50,7 +50,7 @@ func TestPublishLeavesALivingMount(t *testing.T) {
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target)
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
 	wantKind(t, n.PublishFilesystem(t.Context(), r), KindConflict, "fuse")
 	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "fuse" {
 		t.Errorf("mounted is %v, want fuse", got)
@@ -72,12 +72,12 @@ func TestStageLeavesALivingMount(t *testing.T) {
 func TestPublishFromADeadStagingPath(t *testing.T) {
 	n, staging, pods := staged(t)
 	mountFuse(t, staging).die()
-	r := FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, "p")}
+	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, "p")}
 	wantKind(t, n.PublishFilesystem(t.Context(), r), KindPrecondition, "dead", "stage the volume again")
 	if _, err := os.Lstat(r.TargetPath); err == nil {
 		t.Error("the target was made")
 	}
-	ok(t, n.Unstage(t.Context(), "v", staging))
+	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
 // shutDown makes an ext4 or xfs shut itself down once its log is written, as after an
@@ -118,7 +118,7 @@ func TestShutDownFilesystem(t *testing.T) {
 			}
 			ok(t, f.publish("p", nil))
 			ok(t, f.unpublish("p"))
-			ok(t, f.node.Unstage(t.Context(), "v", f.staging))
+			ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		})
 	}
 }
@@ -133,7 +133,7 @@ func hungAt(t *testing.T, n *Node, pods string) (target string, server *fuse) {
 	server.hangs.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-server.asked; cancel() }()
-	_, err := n.Stats(ctx, "v", target)
+	_, err := n.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: target})
 	if !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}
@@ -148,18 +148,18 @@ func TestUnpublishOfAHungMount(t *testing.T) {
 		code   codes.Code
 	}{
 		{UnmountWait, codes.Aborted},
-		{UnmountForced, codes.OK},
-		{UnmountLazily, codes.OK},
+		{UnmountForce, codes.OK},
+		{UnmountLazy, codes.OK},
 	} {
 		t.Run(tt.policy.String(), func(t *testing.T) {
 			_, _, pods := staged(t)
-			n, err := New(Config{Unmount: tt.policy, UnmountPatience: 300 * time.Millisecond})
+			n, err := New(Config{Unmount: tt.policy, UnmountTimeout: 300 * time.Millisecond})
 			ok(t, err)
 			target, server := hungAt(t, n, pods)
-			if len(n.Inspect()) != 1 {
-				t.Errorf("under way is %v, want the stats", n.Inspect())
+			if len(n.InFlight()) != 1 {
+				t.Errorf("under way is %v, want the stats", n.InFlight())
 			}
-			err = n.Unpublish(t.Context(), "v", target)
+			err = n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target})
 			if status.Code(err) != tt.code {
 				t.Fatalf("error is %v, want code %v", err, tt.code)
 			}
@@ -167,7 +167,7 @@ func TestUnpublishOfAHungMount(t *testing.T) {
 				// Other volumes are served meanwhile, and once the server is gone the pod can go.
 				server.die()
 				waitIdle(t, n)
-				ok(t, n.Unpublish(t.Context(), "v", target))
+				ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 			}
 			waitIdle(t, n)
 			if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
@@ -181,12 +181,12 @@ func TestUnpublishOfAHungMount(t *testing.T) {
 func waitIdle(t *testing.T, n *Node) {
 	t.Helper()
 	for range 3000 {
-		if len(n.Inspect()) == 0 {
+		if len(n.InFlight()) == 0 {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("still under way: %v", n.Inspect())
+	t.Fatalf("still under way: %v", n.InFlight())
 }
 
 // Where forcing does not help, because somebody keeps a file open, the path is
@@ -200,17 +200,17 @@ func TestUnpublishLazily(t *testing.T) {
 	ok(t, err)
 	defer keep.Close()
 
-	forced, err := New(Config{Unmount: UnmountForced, UnmountPatience: 300 * time.Millisecond})
+	forced, err := New(Config{Unmount: UnmountForce, UnmountTimeout: 300 * time.Millisecond})
 	ok(t, err)
-	lazy, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 300 * time.Millisecond})
+	lazy, err := New(Config{Unmount: UnmountLazy, UnmountTimeout: 300 * time.Millisecond})
 	ok(t, err)
-	wantKind(t, forced.Unpublish(t.Context(), "v", target), KindBusy)
+	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
 	server.hangs.Store(false)
 	server.die()
-	wantKind(t, forced.Unpublish(t.Context(), "v", target), KindBusy)
-	wantKind(t, forced.Unstage(t.Context(), "v", target), KindBusy)
-	wantKind(t, lazy.Unstage(t.Context(), "v", target), KindBusy)
-	ok(t, lazy.Unpublish(t.Context(), "v", target))
+	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
+	wantKind(t, forced.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), KindBusy)
+	wantKind(t, lazy.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), KindBusy)
+	ok(t, lazy.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	waitIdle(t, lazy)
 }
 
@@ -222,10 +222,10 @@ func TestUnpublishOfALivingBusyMount(t *testing.T) {
 	keep, err := os.Open(target)
 	ok(t, err)
 	defer keep.Close()
-	n, err := New(Config{Unmount: UnmountLazily})
+	n, err := New(Config{Unmount: UnmountLazy})
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), "v", target), KindBusy, "nodeops.test")
-	if dead(target) != nil {
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy, "nodeops.test")
+	if corrupted(target) != nil {
 		t.Error("a mount that lives was forced")
 	}
 }
@@ -234,15 +234,18 @@ func TestUnpublishOfALivingBusyMount(t *testing.T) {
 // whoever gives up waiting for it is told that it goes on.
 func TestTearDownDuringOtherWork(t *testing.T) {
 	_, staging, pods := staged(t)
-	n, err := New(Config{Unmount: UnmountLazily, UnmountPatience: 50 * time.Millisecond})
+	n, err := New(Config{Unmount: UnmountLazy, UnmountTimeout: 50 * time.Millisecond})
 	ok(t, err)
 	target := filepath.Join(pods, "p")
-	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
-	for path, teardown := range map[string]func(context.Context, string, string) error{staging: n.Unstage, target: n.Unpublish} {
+	ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	for path, teardown := range map[string]func(context.Context) error{
+		staging: func(ctx context.Context) error { return n.Unstage(ctx, UnstageRequest{StagingTargetPath: staging}) },
+		target:  func(ctx context.Context) error { return n.Unpublish(ctx, UnpublishRequest{TargetPath: target}) },
+	} {
 		end := workAt(t, n, path)
 		for _, patience := range []time.Duration{20, 75, 125, 300} {
 			ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
-			if err := teardown(ctx, "v", path); !isPending(err) {
+			if err := teardown(ctx); !isPending(err) {
 				t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
 			}
 			cancel()
@@ -257,7 +260,7 @@ func TestTearDownDuringOtherWork(t *testing.T) {
 // A caller whose time ends between two attempts is told that work goes on as well.
 func TestTearDownOfAHungMountInVain(t *testing.T) {
 	_, _, pods := staged(t)
-	n, err := New(Config{Unmount: UnmountForced, UnmountPatience: 50 * time.Millisecond})
+	n, err := New(Config{Unmount: UnmountForce, UnmountTimeout: 50 * time.Millisecond})
 	ok(t, err)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
@@ -265,50 +268,50 @@ func TestTearDownOfAHungMountInVain(t *testing.T) {
 	end := workAt(t, n, target) // stands for an umount that not even force ends
 	for _, patience := range []time.Duration{20, 75, 125, 300} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
-		if err := n.Unpublish(ctx, "v", target); !isPending(err) {
+		if err := n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}); !isPending(err) {
 			t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
 		}
 		cancel()
 	}
 	end()
-	ok(t, n.Unpublish(t.Context(), "v", target))
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
 
-func TestAbandonedPublication(t *testing.T) {
+func TestOrphanedPublication(t *testing.T) {
 	_, staging, pods := staged(t)
 	gone, alive := filepath.Join(pods, "gone"), filepath.Join(pods, "alive")
-	n, err := New(Config{Abandoned: func(path string) bool { return path == gone }})
+	n, err := New(Config{IsOrphaned: func(path string) bool { return path == gone }})
 	ok(t, err)
 	for _, target := range []string{gone, alive} {
-		ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+		ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	}
-	wantKind(t, n.Unstage(t.Context(), "v", staging), KindPrecondition, alive)
-	ok(t, n.Unpublish(t.Context(), "v", alive))
-	ok(t, n.Unstage(t.Context(), "v", staging))
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, alive)
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: alive}))
+	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 	if _, err := os.Lstat(gone); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the abandoned target is still there (%v)", err)
+		t.Errorf("the isOrphaned target is still there (%v)", err)
 	}
 }
 
 // What works on a target that is given up is not disturbed: the target may be
 // half-way published, or its unmount hang.
-func TestAbandonedPublicationThatIsWorkedOn(t *testing.T) {
+func TestOrphanedPublicationThatIsWorkedOn(t *testing.T) {
 	_, staging, pods := staged(t)
-	n, err := New(Config{Abandoned: func(string) bool { return true }})
+	n, err := New(Config{IsOrphaned: func(string) bool { return true }})
 	ok(t, err)
 	target := filepath.Join(pods, "p")
-	ok(t, n.PublishFilesystem(t.Context(), FilesystemPublish{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
+	ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	end := workAt(t, n, target)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := n.Unstage(ctx, "v", staging); !isPending(err) {
+	if err := n.Unstage(ctx, UnstageRequest{VolumeID: "v", StagingTargetPath: staging}); !isPending(err) {
 		t.Errorf("error is %v, want one that is pending", err)
 	}
 	if got := mountedTypes(t, target); len(got) != 1 {
 		t.Errorf("mounted is %v", got)
 	}
 	end()
-	ok(t, n.Unstage(t.Context(), "v", staging))
+	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
 // workAt is an operation on the path that is under way until end is called.
@@ -316,7 +319,7 @@ func workAt(t *testing.T, n *Node, path string) (end func()) {
 	t.Helper()
 	begun, over := make(chan struct{}), make(chan struct{})
 	go func() {
-		_ = n.run(context.Background(), "work", "v", path, func(context.Context) error {
+		_ = n.run(context.Background(), "work", "v", path, func(context.Context, resolvedPath) error {
 			close(begun)
 			<-over
 			return nil
