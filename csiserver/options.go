@@ -26,7 +26,7 @@ type config struct {
 	expansion []csi.PluginCapability_VolumeExpansion_Type
 	ready     func(context.Context) (bool, error)
 
-	layerConfig
+	interceptorConfig
 	logger       *slog.Logger
 	limits       map[string]Limit
 	meters       metric.MeterProvider
@@ -144,26 +144,22 @@ func WithTracerProvider(tp trace.TracerProvider) Option {
 	return option(func(c *config) { c.tracers = tp })
 }
 
-// WithUnaryInterceptors adds interceptors between the layers and the handlers;
-// the first is the outermost.
-func WithUnaryInterceptors(is ...grpc.UnaryServerInterceptor) Option {
+// WithInterceptors adds interceptors between the built-in ones and the handlers; the
+// first is the outermost, and those of a second WithInterceptors are further in. An
+// Interceptor with only Unary or only Stream leaves calls of the other kind as they are.
+//
+//	csiserver.WithInterceptors(volumelock.Interceptor(&locks))
+func WithInterceptors(interceptors ...Interceptor) Option {
 	return option(func(c *config) {
-		c.unary = append(c.unary, is...)
-		for _, i := range is {
-			if i == nil {
-				c.refuse("WithUnaryInterceptors: an interceptor is nil")
+		for _, i := range interceptors {
+			if i.Unary == nil && i.Stream == nil {
+				c.refuse("WithInterceptors: an interceptor has neither Unary nor Stream")
 			}
-		}
-	})
-}
-
-// WithStreamInterceptors is WithUnaryInterceptors for streaming calls.
-func WithStreamInterceptors(is ...grpc.StreamServerInterceptor) Option {
-	return option(func(c *config) {
-		c.stream = append(c.stream, is...)
-		for _, i := range is {
-			if i == nil {
-				c.refuse("WithStreamInterceptors: an interceptor is nil")
+			if i.Unary != nil {
+				c.unary = append(c.unary, i.Unary)
+			}
+			if i.Stream != nil {
+				c.stream = append(c.stream, i.Stream)
 			}
 		}
 	})

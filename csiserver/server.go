@@ -52,7 +52,7 @@ type Server struct {
 func New(info Info, opts ...Option) (*Server, error) {
 	s := &Server{name: info.Name}
 	s.drainTimeout = defaultDrainTimeout
-	s.layerConfig = defaultLayerConfig()
+	s.interceptorConfig = defaultInterceptorConfig()
 	for _, o := range opts {
 		o.apply(&s.config)
 	}
@@ -84,7 +84,7 @@ func (s *Server) complete(info Info) error {
 }
 
 func (s *Server) makeLayers() error {
-	s.log = newCallLog(s.logger, s.layerConfig)
+	s.log = newCallLog(s.logger, s.interceptorConfig)
 	s.layers = []Interceptor{RequestIDs(), s.log.interceptor()}
 	if s.meters != nil {
 		metrics, err := Metrics(s.meters)
@@ -93,7 +93,7 @@ func (s *Server) makeLayers() error {
 		}
 		s.layers = append(s.layers, metrics)
 	}
-	s.layers = append(s.layers, statusNormalization(s.layerConfig), recovery(s.logger, s.layerConfig), validation(s.logger, s.layerConfig))
+	s.layers = append(s.layers, statusNormalization(s.interceptorConfig), recovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
 	if len(s.limits) > 0 {
 		limits, err := Limits(s.limits)
 		if err != nil {
@@ -125,7 +125,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: make a new one")}
 	}
 	if l, ok := lis.(*Listener); ok {
-		l.logTo(s.logger)
+		l.setDefaultLogger(s.logger)
 	}
 	addr := lis.Addr()
 	s.addr.Store(&addr)

@@ -250,7 +250,7 @@ func TestNewRefuses(t *testing.T) {
 		{"manifest", csiserver.Info{Name: "a", VendorVersion: "1", Manifest: map[string]string{"k": strings.Repeat("x", 4096)}}, nil, "manifest holds 4097 bytes"},
 		{"nil services", info, []csiserver.Option{csiserver.WithNode(nil), csiserver.WithController(nil), csiserver.WithGroupController(nil),
 			csiserver.WithSnapshotMetadata(nil), csiserver.WithIdentity(nil), csiserver.WithReady(nil)}, "WithSnapshotMetadata: the server is nil"},
-		{"nil interceptors", info, []csiserver.Option{csiserver.WithUnaryInterceptors(nil), csiserver.WithStreamInterceptors(nil)}, "interceptor is nil"},
+		{"nil interceptors", info, []csiserver.Option{csiserver.WithInterceptors(csiserver.Interceptor{})}, "neither Unary nor Stream"},
 		{"drain timeout", info, []csiserver.Option{csiserver.WithDrainTimeout(-1)}, "negative"},
 		{"controller capabilities", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CLONE_VOLUME)}, "needs controller.CREATE_DELETE_VOLUME"},
 		{"expansion", info, []csiserver.Option{ctrl(), csiserver.WithNode(&node{}), csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE)}, "volume_expansion.ONLINE"},
@@ -617,11 +617,11 @@ func TestValidationComesFirst(t *testing.T) {
 			t.Error("the handler was reached")
 			return nil
 		}}),
-		csiserver.WithValidation(csispec.CSISanity()),
-		csiserver.WithUnaryInterceptors(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		csiserver.WithValidationOptions(csispec.CSISanity()),
+		csiserver.WithInterceptors(csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			reached++
 			return next(ctx, req)
-		}))
+		}}))
 	if _, err := p.node().NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{}); status.Code(err) != codes.InvalidArgument ||
 		!strings.Contains(err.Error(), "volume_id") || !strings.Contains(err.Error(), "target_path") {
 		t.Error(err)
@@ -781,20 +781,20 @@ func TestRequestID(t *testing.T) {
 			inHandler = csiserver.RequestID(ctx)
 			return nil
 		}}),
-		csiserver.WithUnaryInterceptors(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		csiserver.WithInterceptors(csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			inInterceptor = csiserver.RequestID(ctx)
 			return next(ctx, req)
-		}),
+		}}),
 		csiserver.WithSnapshotMetadata(&metadata{allocated: func(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 			inStream = csiserver.RequestID(s.Context())
 			return nil
 		}}),
-		csiserver.WithStreamInterceptors(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		csiserver.WithInterceptors(csiserver.Interceptor{Stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 			if csiserver.RequestID(ss.Context()) == "" {
 				t.Error("no id in the stream interceptor")
 			}
 			return next(srv, ss)
-		}))
+		}}))
 	if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,6 @@ import (
 	"github.com/csikit/csikit/nodeops"
 	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
-	"google.golang.org/grpc"
 )
 
 // version is reported as vendor_version; releases set it with -ldflags.
@@ -54,11 +53,15 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if ok, err := runCommand(args, getenv, stdout); ok {
 		return err
 	}
-	return runLocked(ctx, args, getenv, stdout, stderr, volumelock.UnaryServerInterceptor)
+	return runLocked(ctx, args, getenv, stdout, stderr, lockVolumes)
 }
 
-// locking is volumelock.UnaryServerInterceptor, or what a test puts in its place.
-type locking = func(*volumelock.Table, ...volumelock.Option) grpc.UnaryServerInterceptor
+// locking is lockVolumes, or what a test uses instead.
+type locking = func(*volumelock.Table, ...volumelock.Option) csiserver.Interceptor
+
+func lockVolumes(t *volumelock.Table, opts ...volumelock.Option) csiserver.Interceptor {
+	return volumelock.Interceptor(t, opts...)
+}
 
 func runLocked(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer, lock locking) error {
 	cfg, err := parseConfig(args, getenv, stdout)
@@ -77,14 +80,14 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	if err := locks.Instrument(tell.meters); err != nil {
 		return err
 	}
-	sections := []csiserver.Section{csiserver.Rows("locks", locks.Snapshot)}
+	sections := []csiserver.HealthSection{csiserver.DebugTable("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
 		csiserver.WithMeterProvider(tell.meters),
 		csiserver.WithTracerProvider(tell.tracers),
-		csiserver.WithUnaryInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
+		csiserver.WithValidationOptions(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	var backend *filePools
@@ -94,8 +97,8 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		}
 		defer backend.Close()
 		opts = append(opts,
-			csiserver.WithUnaryInterceptors(backend.UnaryServerInterceptor), csiserver.WithStreamInterceptors(backend.StreamServerInterceptor))
-		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())),
+			csiserver.WithInterceptors(csiserver.Interceptor{Unary: backend.UnaryServerInterceptor, Stream: backend.StreamServerInterceptor}),
+			csiserver.WithController(newController(backend, cfg.hasTopology())),
 			csiserver.WithGroupController(newGroupController(backend)), csiserver.WithSnapshotMetadata(newSnapshotMetadata(backend)))
 	} else { // every process of a plugin reports the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE,
@@ -116,7 +119,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			backend.freezer = node
 		}
 		opts = append(opts, csiserver.WithNode(node))
-		sections = append(sections, csiserver.Rows("in the kernel", ops.Inspect))
+		sections = append(sections, csiserver.DebugTable("in the kernel", ops.Inspect))
 	}
 	if cfg.hasTopology() {
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
@@ -135,7 +138,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		}
 		register = r.Serve
 		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
-			csiserver.Rows("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
+			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {

@@ -65,16 +65,16 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		return err
 	}
 	locks := new(volumelock.Table)
-	sections := []csiserver.Section{
-		csiserver.Rows("servers", servers.Snapshot), csiserver.Rows("work", servers.Jobs), csiserver.Rows("locks", locks.Snapshot),
+	sections := []csiserver.HealthSection{
+		csiserver.DebugTable("servers", servers.Snapshot), csiserver.DebugTable("work", servers.Jobs), csiserver.DebugTable("locks", locks.Snapshot),
 	}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithMeterProvider(meters),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
-		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks,
+		csiserver.WithInterceptors(volumelock.Interceptor(locks,
 			volumelock.WithPolicy(lockPolicy), volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithValidationOptions(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
@@ -109,7 +109,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		defer backend.Close()
 		backend.Recover()
 		opts = append(opts, csiserver.WithController(newController(backend, cfg.exports != nil)))
-		sections = append(sections, csiserver.Rows("exports", exports.Snapshot))
+		sections = append(sections, csiserver.DebugTable("exports", exports.Snapshot))
 	} else { // every process of a plugin reports the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	}
@@ -120,7 +120,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 			return err
 		}
 		opts = append(opts, csiserver.WithNode(newNode(cfg, servers, node)))
-		sections = append(sections, csiserver.Rows("in the kernel", node.Inspect))
+		sections = append(sections, csiserver.DebugTable("in the kernel", node.Inspect))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {
