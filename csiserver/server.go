@@ -37,21 +37,22 @@ const (
 // A Server serves a CSI plugin. Make one with [New].
 type Server struct {
 	config
-	name   string
-	log    *callLog
-	layers []Interceptor // the outermost first
-	served atomic.Bool
-	addr   atomic.Pointer[net.Addr] // while serving; for Health
+	name               string
+	log                *callLog
+	builtin            []Interceptor       // the outermost first
+	capabilityWarnings []csispec.Violation // for Serve to log
+	served             atomic.Bool
+	addr               atomic.Pointer[net.Addr] // while serving; for Health
 }
 
-// New makes a server of the services that opts give and of an Identity service.
-// It asks each service once for its capabilities, and fails if they contradict
-// each other, if they promise a call that is only the stub of the generated code, or
-// if info is not valid; the error, an [*Error], then wraps a [*csispec.Violations].
-// It starts nothing.
+// New returns a server for the services that opts set and an Identity service.
+// It calls each service once for its capabilities, and fails if a sentence of the
+// specification forbids them, see [WithCapabilityValidation], or if info is not valid;
+// the error, an [*Error], then wraps a [*csispec.Violations]. It starts nothing.
 func New(info Info, opts ...Option) (*Server, error) {
 	s := &Server{name: info.Name}
 	s.drainTimeout = defaultDrainTimeout
+	s.capabilityValidation = ValidationEnforce
 	s.interceptorConfig = defaultInterceptorConfig()
 	for _, o := range opts {
 		o.apply(&s.config)
@@ -71,7 +72,7 @@ func (s *Server) complete(info Info) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(csispec.CheckCapabilities(caps), s.checkCalls(caps)); err != nil {
+	if err := s.validateCapabilities(caps); err != nil {
 		return err
 	}
 	s.logger = orDiscard(s.logger)
@@ -80,26 +81,56 @@ func (s *Server) complete(info Info) error {
 		s.identity = &identity{info: info, capabilities: caps, ready: s.ready}
 	}
 	s.validation = append(s.validation, csispec.WithCapabilities(caps))
-	return s.makeLayers()
+	return s.buildInterceptors()
 }
 
-func (s *Server) makeLayers() error {
+// validateCapabilities refuses what the specification forbids, in ValidationEnforce,
+// and keeps the rest for Serve to log.
+func (s *Server) validateCapabilities(caps csispec.Capabilities) error {
+	if s.capabilityValidation == ValidationOff {
+		return nil
+	}
+	var forbidden []csispec.Violation
+	if v, ok := errors.AsType[*csispec.Violations](csispec.CheckCapabilities(caps)); ok {
+		forbidden = v.All
+	}
+	noCalls, calls := s.checkCalls(caps)
+	forbidden = append(forbidden, noCalls...)
+	s.capabilityWarnings = append(csispec.CapabilityWarnings(caps), calls...)
+	if s.capabilityValidation == ValidationWarn {
+		s.capabilityWarnings = append(forbidden, s.capabilityWarnings...)
+		return nil
+	}
+	if len(forbidden) == 0 {
+		return nil
+	}
+	return &csispec.Violations{Subject: "capabilities", All: forbidden}
+}
+
+func (s *Server) logCapabilityWarnings(ctx context.Context) {
+	for _, w := range s.capabilityWarnings {
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "capabilities contradict each other or the RPCs that are implemented",
+			slog.String("capability", w.Field), slog.String("rule", w.Rule), slog.String("error", w.Text))
+	}
+}
+
+func (s *Server) buildInterceptors() error {
 	s.log = newCallLog(s.logger, s.interceptorConfig)
-	s.layers = []Interceptor{RequestIDs(), s.log.interceptor()}
+	s.builtin = []Interceptor{RequestIDs(), s.log.interceptor()}
 	if s.meters != nil {
 		metrics, err := Metrics(s.meters)
 		if err != nil {
 			return err
 		}
-		s.layers = append(s.layers, metrics)
+		s.builtin = append(s.builtin, metrics)
 	}
-	s.layers = append(s.layers, statusNormalization(s.interceptorConfig), recovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
+	s.builtin = append(s.builtin, statusNormalization(s.interceptorConfig), recovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
 	if len(s.limits) > 0 {
 		limits, err := Limits(s.limits)
 		if err != nil {
 			return err
 		}
-		s.layers = append(s.layers, limits)
+		s.builtin = append(s.builtin, limits)
 	}
 	return nil
 }
@@ -130,6 +161,7 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	addr := lis.Addr()
 	s.addr.Store(&addr)
 	defer s.addr.Store(nil)
+	s.logCapabilityWarnings(ctx)
 	gs := s.grpcServer()
 	done := make(chan error, 1)
 	go func() { done <- gs.Serve(lis) }()
@@ -202,7 +234,7 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 func (s *Server) grpcServer() *grpc.Server {
 	var unary []grpc.UnaryServerInterceptor
 	var stream []grpc.StreamServerInterceptor
-	for _, i := range s.layers {
+	for _, i := range s.builtin {
 		unary, stream = append(unary, i.Unary), append(stream, i.Stream)
 	}
 	opts := []grpc.ServerOption{

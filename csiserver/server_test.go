@@ -254,13 +254,12 @@ func TestNewRefuses(t *testing.T) {
 		{"drain timeout", info, []csiserver.Option{csiserver.WithDrainTimeout(-1)}, "negative"},
 		{"controller capabilities", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CLONE_VOLUME)}, "needs controller.CREATE_DELETE_VOLUME"},
 		{"expansion", info, []csiserver.Option{ctrl(), csiserver.WithNode(&node{}), csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE)}, "volume_expansion.ONLINE"},
-		{"stubs", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME), csiserver.WithSnapshotMetadata(csi.UnimplementedSnapshotMetadataServer{})},
-			"controller.CREATE_DELETE_VOLUME promises CreateVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
-				"controller.CREATE_DELETE_VOLUME promises DeleteVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
-				"plugin.SNAPSHOT_METADATA_SERVICE promises GetMetadataAllocated"},
+		{"stubs", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME)},
+			"controller.CREATE_DELETE_VOLUME promises CreateVolume, which is the stub that answers UNIMPLEMENTED: implement it, or drop this " +
+				"(spec.md, section CreateVolume: a plugin with this capability MUST implement this RPC); controller.CREATE_DELETE_VOLUME promises DeleteVolume"},
+		{"capability validation", info, []csiserver.Option{csiserver.WithCapabilityValidation(0)}, "mode is unknown"},
 		{"capabilities fail", info, []csiserver.Option{csiserver.WithController(csi.UnimplementedControllerServer{})}, "ControllerGetCapabilities"},
 		{"identity differs", info, []csiserver.Option{csiserver.WithIdentity(ident{name: "other"})}, "make them agree"},
-		{"identity lacks a service", info, []csiserver.Option{csiserver.WithIdentity(ident{name: info.Name}), ctrl()}, "plugin.CONTROLLER_SERVICE is missing"},
 		{"identity and options", info, []csiserver.Option{csiserver.WithIdentity(ident{name: info.Name}), csiserver.WithPluginCapabilities(1)}, "WithIdentity excludes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -277,6 +276,59 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%#v", err)
 		}
 	})
+}
+
+// What the specification forbids keeps a driver from starting, unless the driver asks
+// for warnings; everything else is a warning.
+func TestCapabilityValidation(t *testing.T) {
+	const (
+		clone   = csi.ControllerServiceCapability_RPC_CLONE_VOLUME // without CREATE_DELETE_VOLUME
+		modify  = csi.ControllerServiceCapability_RPC_MODIFY_VOLUME
+		expand  = csi.NodeServiceCapability_RPC_EXPAND_VOLUME // without volume_expansion
+		removed = 4
+	)
+	forbidden := []string{"controller.CLONE_VOLUME", "controller.MODIFY_VOLUME"}
+	allowed := []string{"node.4", "plugin.CONTROLLER_SERVICE", "plugin.SNAPSHOT_METADATA_SERVICE", "node.EXPAND_VOLUME",
+		"plugin.SNAPSHOT_METADATA_SERVICE", "plugin.SNAPSHOT_METADATA_SERVICE"}
+	warnings := []csiserver.Option{
+		csiserver.WithIdentity(ident{name: info.Name}), // which reports no services
+		csiserver.WithNode(&expander{node{caps: []csi.NodeServiceCapability_RPC_Type{expand, removed}}}),
+		csiserver.WithSnapshotMetadata(csi.UnimplementedSnapshotMetadataServer{}),
+	}
+	contradictions := csiserver.WithController(&controller{caps: []csi.ControllerServiceCapability_RPC_Type{clone, modify}})
+	for _, tt := range []struct {
+		name   string
+		opts   []csiserver.Option
+		logged []string
+	}{
+		{"allowed", []csiserver.Option{csiserver.WithController(&controller{})}, allowed},
+		{"warn", []csiserver.Option{contradictions, csiserver.WithCapabilityValidation(csiserver.ValidationWarn)}, slices.Concat(forbidden, allowed)},
+		{"off", []csiserver.Option{contradictions, csiserver.WithCapabilityValidation(csiserver.ValidationOff)}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			book := &logBook{}
+			p := serve(t, slices.Concat(warnings, tt.opts, []csiserver.Option{csiserver.WithLogger(book.logger(slog.LevelWarn))})...)
+			if err := p.wait(); err != nil {
+				t.Error(err)
+			}
+			var logged []string
+			for _, line := range book.lines(t, "capabilities contradict each other or the RPCs that are implemented") {
+				logged = append(logged, fmt.Sprint(line["capability"]))
+			}
+			if !slices.Equal(logged, tt.logged) {
+				t.Errorf("logged %q, want %q", logged, tt.logged)
+			}
+		})
+	}
+	if _, err := csiserver.New(info, append(warnings, contradictions)...); err == nil || strings.Contains(err.Error(), "EXPAND_VOLUME") {
+		t.Errorf("got %v, want what is forbidden alone", err)
+	}
+}
+
+type expander struct{ node }
+
+func (*expander) NodeExpandVolume(context.Context, *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	return &csi.NodeExpandVolumeResponse{}, nil
 }
 
 type ident struct {

@@ -12,16 +12,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ValidationMode says what becomes of a message that breaks the rules of the
-// specification.
+// ValidationMode sets what happens to a message, or to a set of capabilities, that
+// breaks the rules of the specification.
 type ValidationMode uint8
 
 const (
 	// ValidationEnforce refuses it.
 	ValidationEnforce ValidationMode = iota + 1
-	// ValidationWarn lets it pass, counts what is wrong with it and logs that at warn level.
+	// ValidationWarn accepts it and logs the violations at warn level; those of messages
+	// are counted by [Metrics] as well.
 	ValidationWarn
-	// ValidationOff does not look at it.
+	// ValidationOff does not validate it.
 	ValidationOff
 )
 
