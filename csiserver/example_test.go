@@ -140,7 +140,7 @@ func ExampleServer_Health() {
 		panic(err)
 	}
 	defer held.Release()
-	health := server.Health(csiserver.DebugTable("locks", locks.Snapshot)) // http.ListenAndServe("127.0.0.1:9808", health)
+	health := server.Health(csiserver.DebugTable("locks", locks.Snapshot)) // server.Serve(ctx, lis, csiserver.WithHealth("127.0.0.1:9808", health))
 
 	w := httptest.NewRecorder()
 	health.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug", nil))

@@ -24,17 +24,17 @@ import (
 
 const (
 	defaultDrainTimeout = 20 * time.Second
-	// unwindTimeout is what cut calls get to notice that their context ended
+	// unwindTimeout is what aborted calls get to notice that their context ended
 	// and to undo what they began, before Serve returns and the process exits.
 	unwindTimeout = time.Second
-	// handshakeTimeout bounds a client that connects and stays silent, for which gRPC
-	// waits even in a hard stop, by default for two minutes. It is what a client of
-	// gRPC waits: of a thousand that came to a starved machine at once, 5 seconds
-	// turned half away.
+	// handshakeTimeout bounds a client that connects and sends nothing, for which gRPC
+	// waits even in a hard stop, by default for two minutes. A gRPC client waits as
+	// long: 5 seconds refused half of a thousand that connected to a starved machine
+	// at the same time.
 	handshakeTimeout = 20 * time.Second
 )
 
-// A Server serves a CSI plugin. Make one with [New].
+// A Server serves a CSI plugin. Create one with [New].
 type Server struct {
 	config
 	name               string
@@ -63,7 +63,7 @@ func New(info Info, opts ...Option) (*Server, error) {
 	return s, nil
 }
 
-// complete checks what the options gave and fills in what they left open.
+// complete checks the options and fills in defaults.
 func (s *Server) complete(info Info) error {
 	if err := errors.Join(append(s.errs, csispec.Validate(info.response()))...); err != nil {
 		return err
@@ -137,24 +137,42 @@ func (s *Server) buildInterceptors() error {
 
 // Serve serves on lis until ctx ends. It then closes lis, which removes the
 // socket file of a [Listener], refuses new calls and waits for those in flight,
-// at most for the drain timeout; calls that are still running after that are cut
-// by ending their contexts. The contexts of calls do not derive from ctx.
+// at most for the drain timeout. Calls that still run after that are aborted: their
+// contexts end. The contexts of calls do not derive from ctx. [WithHealth] and
+// [WithBackground] add what runs beside the server.
 //
-// Serve returns nil after a stop in which every call could end, and an [*Error]
-// that names the calls it cut, or the failure of lis, which may be that another
-// plugin serves in the place of a [Listener] by now. A socket file that could
-// not be removed is such a failure: nothing is lost by it, the next [Listen]
-// replaces the file. Serve returns within a second of the drain timeout even if
-// a handler ignores its context, or another process holds up the removal of the
-// socket file; such a handler keeps its goroutine until it returns by itself. The
-// bound presumes of a lis that is not a [Listener] that its Close does not block.
+// Serve returns nil after a stop in which every call ended. Otherwise it returns an
+// [*Error] that names the calls it aborted, or wraps the failure of lis, which may be
+// that another plugin serves at the path of a [Listener] by now. A socket file that
+// could not be removed is such a failure too, and harmless: the next [Listen] replaces
+// the file.
 //
-// A server serves once; a second Serve fails and leaves its listener alone.
-func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
+// Serve returns within a second of the drain timeout even if a handler ignores its
+// context, or another process delays the removal of the socket file; such a handler
+// keeps its goroutine until it returns. The bound assumes that Close of a lis that is
+// not a [Listener] does not block.
+//
+// A server serves once; a second Serve fails and does not touch its listener.
+func (s *Server) Serve(ctx context.Context, lis net.Listener, opts ...ServeOption) error {
 	endpoint := lis.Addr().Network() + "://" + lis.Addr().String()
 	if !s.served.CompareAndSwap(false, true) {
-		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: make a new one")}
+		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: create another one")}
 	}
+	var beside serveConfig
+	for _, o := range opts {
+		o.applyServe(&beside)
+	}
+	if err := s.listenHealth(ctx, beside.health); err != nil {
+		return &Error{Op: "serve", Object: endpoint, Err: errors.Join(err, closeListener(lis))}
+	}
+	if err := s.serve(ctx, lis, endpoint, beside); err != nil {
+		return &Error{Op: "serve", Object: endpoint, Err: err}
+	}
+	s.logger.LogAttrs(ctx, slog.LevelInfo, "stopped", slog.String("endpoint", endpoint))
+	return nil
+}
+
+func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, beside serveConfig) error {
 	if l, ok := lis.(*Listener); ok {
 		l.setDefaultLogger(s.logger)
 	}
@@ -163,49 +181,58 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
 	defer s.addr.Store(nil)
 	s.logCapabilityWarnings(ctx)
 	gs := s.grpcServer()
-	done := make(chan error, 1)
-	go func() { done <- gs.Serve(lis) }()
+	served := make(chan error, 1)
+	go func() { served <- gs.Serve(lis) }()
 	s.logger.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("plugin", s.name), slog.String("endpoint", endpoint))
+	s.serveHealth(ctx, beside.health)
+	besideCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := s.startBackground(besideCtx, beside.background)
 
 	var failure error
 	select {
 	case <-ctx.Done():
 		s.logger.LogAttrs(ctx, slog.LevelInfo, "stopping", slog.String("endpoint", endpoint), slog.Duration("drain_timeout", s.drainTimeout))
-	case failure = <-done:
-		done <- nil
+	case failure = <-served:
+		served <- nil
 		if ctx.Err() != nil {
-			failure = nil // somebody closed lis to stop
+			failure = nil // the caller closed lis to stop
 		}
 	}
-	cut, err := s.stop(gs, lis, done)
+	cancel()
+	end := time.Now().Add(s.drainTimeout + unwindTimeout)
+	aborted, err := s.stop(gs, lis, served, end)
 	failure = errors.Join(failure, err)
-	if len(cut) > 0 {
-		failure = errors.Join(failure, fmt.Errorf("calls cut after %v: %s", s.drainTimeout, strings.Join(cut, ", ")))
+	if len(aborted) > 0 {
+		failure = errors.Join(failure, fmt.Errorf("calls aborted after the drain timeout of %v: %s", s.drainTimeout, strings.Join(aborted, ", ")))
 	}
-	if failure != nil {
-		return &Error{Op: "serve", Object: endpoint, Err: failure}
+	failure = errors.Join(failure, waitBackground(beside.background, results, end))
+	stopHealth(beside.health, end)
+	return failure
+}
+
+// closeListener closes lis unless it is closed already.
+func closeListener(lis net.Listener) error {
+	if err := lis.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
 	}
-	s.logger.LogAttrs(ctx, slog.LevelInfo, "stopped", slog.String("endpoint", endpoint))
 	return nil
 }
 
-// stop closes lis, ends gs within the bounds and names the calls that it cut.
-// serve is what gs.Serve returns.
-func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cut []string, err error) {
+// stop closes lis, stops gs before end and names the calls that it aborted.
+// served is what gs.Serve returns.
+func (s *Server) stop(gs *grpc.Server, lis net.Listener, served <-chan error, end time.Time) (aborted []string, err error) {
 	drain := time.NewTimer(s.drainTimeout)
 	defer drain.Stop()
-	end := time.Now().Add(s.drainTimeout + unwindTimeout)
 
 	// gRPC would close lis as well, but drop the error, and hold a mutex meanwhile
 	// that a hard stop needs.
-	if err = lis.Close(); errors.Is(err, net.ErrClosed) {
-		err = nil // somebody else closed it
-	}
+	err = closeListener(lis)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		gs.GracefulStop()
-		<-serve
+		<-served
 	}()
 	select {
 	case <-drained:
@@ -213,7 +240,7 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 	case <-drain.C:
 	}
 
-	cut = s.log.inFlight()
+	aborted = s.log.inFlight()
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -225,10 +252,10 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 		select {
 		case <-c:
 		case <-unwind.C:
-			return cut, err
+			return aborted, err
 		}
 	}
-	return cut, err
+	return aborted, err
 }
 
 func (s *Server) grpcServer() *grpc.Server {

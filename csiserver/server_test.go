@@ -474,7 +474,7 @@ func TestServeCutsAHandlerThatIgnoresItsContext(t *testing.T) {
 			<-entered
 			err := p.wait()
 			var e *csiserver.Error
-			if !errors.As(err, &e) || e.Op != "serve" || !strings.Contains(err.Error(), "calls cut after 10ms: NodeUnpublishVolume (request_id ") {
+			if !errors.As(err, &e) || e.Op != "serve" || !strings.Contains(err.Error(), "calls aborted after the drain timeout of 10ms: NodeUnpublishVolume (request_id ") {
 				t.Errorf("got %v", err)
 			}
 			// The outcome is not known, and kubelet has to see that.

@@ -11,12 +11,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/blocking"
@@ -128,7 +125,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	if err != nil {
 		return err
 	}
-	register := func(context.Context) error { return nil }
+	var beside []csiserver.ServeOption
 	if cfg.register != "" {
 		r, err := registration.New(registration.Config{
 			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
@@ -136,52 +133,17 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		if err != nil {
 			return err
 		}
-		register = r.Serve
+		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
 		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
 			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
+	beside = append(beside, csiserver.WithHealth(cfg.http, tell.with(server.Health(sections...))))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
-	if cfg.http != "" {
-		stop, err := serveHTTP(cfg.http, tell.with(server.Health(sections...)), log)
-		if err != nil {
-			return errors.Join(err, lis.Close())
-		}
-		defer stop()
-	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pools.String(), "node_id", cfg.nodeID, "version", version)
-	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
-}
-
-// serve runs the server until ctx ends or it fails, and meanwhile the registration,
-// which never ends by itself.
-func serve(ctx context.Context, register, server func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	registered := make(chan error, 1)
-	go func() { registered <- register(ctx) }()
-	err := server(ctx)
-	stop()
-	return errors.Join(err, <-registered)
-}
-
-// serveHTTP serves /healthz, /readyz, /debug and /metrics beside CSI, which goes on
-// without them.
-func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
-	lis, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("-http: %w", err)
-	}
-	log.Info("serving health", "http", lis.Addr().String())
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	go func() {
-		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("health is no longer served", "error", err)
-		}
-	}()
-	return func() { srv.Close() }, nil
+	return server.Serve(ctx, lis, beside...)
 }
 
 func newLogger(cfg config, w io.Writer) *slog.Logger {

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -126,7 +124,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	register := func(context.Context) error { return nil }
+	var beside []csiserver.ServeOption
 	if cfg.register != "" {
 		r, err := registration.New(registration.Config{
 			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
@@ -134,21 +132,15 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		if err != nil {
 			return err
 		}
-		register = r.Serve
+		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
 	}
+	beside = append(beside, csiserver.WithHealth(cfg.http, server.Health(sections...)))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
-	if cfg.http != "" {
-		stop, err := serveHTTP(cfg.http, server.Health(sections...), log)
-		if err != nil {
-			return errors.Join(err, lis.Close())
-		}
-		defer stop()
-	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", version)
-	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
+	return server.Serve(ctx, lis, beside...)
 }
 
 // lockPolicy lets CreateVolume and DeleteVolume of one place exclude each other, and those
@@ -177,35 +169,6 @@ func lockPolicy(method string, req any) []volumelock.Request {
 		}
 	}
 	return keys
-}
-
-// serve runs the server until ctx ends or it fails, and meanwhile the registration,
-// which never ends by itself.
-func serve(ctx context.Context, register, server func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	registered := make(chan error, 1)
-	go func() { registered <- register(ctx) }()
-	err := server(ctx)
-	stop()
-	return errors.Join(err, <-registered)
-}
-
-// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
-// them.
-func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
-	lis, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("-http: %w", err)
-	}
-	log.Info("serving health", "http", lis.Addr().String())
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	go func() {
-		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("health is no longer served", "error", err)
-		}
-	}()
-	return func() { srv.Close() }, nil
 }
 
 func newLogger(cfg config, w io.Writer) *slog.Logger {
