@@ -35,9 +35,9 @@ func typicalPublish() *csi.NodePublishVolumeRequest {
 
 var publishInfo = &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodePublishVolume"}
 
-// BenchmarkLayers measures what the layers cost by themselves, without transport,
+// BenchmarkInterceptors measures what the layers cost by themselves, without transport,
 // in proportion to a proto.Marshal of the request (vs-marshal).
-func BenchmarkLayers(b *testing.B) {
+func BenchmarkInterceptors(b *testing.B) {
 	req := typicalPublish()
 	resp := &csi.NodePublishVolumeResponse{}
 	handler := func(context.Context, any) (any, error) { return resp, nil }
@@ -47,8 +47,8 @@ func BenchmarkLayers(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	lock := csiserver.Interceptor{Unary: volumelock.UnaryServerInterceptor(new(volumelock.Table))}
-	off := []csiserver.LayerOption{csiserver.WithRequestChecks(csiserver.Off), csiserver.WithResponseChecks(csiserver.Off)}
+	var lock csiserver.Interceptor = volumelock.Interceptor(new(volumelock.Table))
+	off := []csiserver.InterceptorOption{csiserver.WithRequestValidation(csiserver.ValidationOff), csiserver.WithResponseValidation(csiserver.ValidationOff)}
 	for _, bb := range []struct {
 		name   string
 		layers []csiserver.Interceptor

@@ -63,7 +63,7 @@ func (c *call) requestID() string {
 // can show them, and one that takes long is reported before it ends.
 type calls struct {
 	slow     time.Duration // after which a call is reported; 0: never
-	report   func(underWay)
+	report   func(inFlightCall)
 	mu       sync.Mutex
 	oldest   *call // the list is in the order of starts
 	youngest *call
@@ -77,8 +77,8 @@ type calls struct {
 	unslow *call // the oldest that has not been reported
 }
 
-// underWay is a call with its request as it was when the list was asked.
-type underWay struct {
+// inFlightCall is a call with its request as it was when the list was asked.
+type inFlightCall struct {
 	*call
 	request any
 }
@@ -154,7 +154,7 @@ func (l *calls) reportSlow() {
 
 // takeSlow returns the calls that have become slow since the last time, and sets
 // the timer for the next one.
-func (l *calls) takeSlow() (slow []underWay) {
+func (l *calls) takeSlow() (slow []inFlightCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.armed = false
@@ -164,7 +164,7 @@ func (l *calls) takeSlow() (slow []underWay) {
 			l.arm(left)
 			break
 		}
-		slow = append(slow, underWay{l.unslow, l.unslow.request})
+		slow = append(slow, inFlightCall{l.unslow, l.unslow.request})
 	}
 	return slow
 }
@@ -185,11 +185,11 @@ func (l *calls) whenIdle() <-chan struct{} {
 }
 
 // running returns the calls under way, oldest first.
-func (l *calls) running() (all []underWay) {
+func (l *calls) running() (all []inFlightCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := l.oldest; c != nil; c = c.next {
-		all = append(all, underWay{c, c.request})
+		all = append(all, inFlightCall{c, c.request})
 	}
 	return all
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func methods(us []underWay) (names []string) {
+func methods(us []inFlightCall) (names []string) {
 	for _, u := range us {
 		names = append(names, u.method)
 	}
@@ -63,7 +63,7 @@ func TestSlowCalls(t *testing.T) {
 		}
 		got := make(chan report, 5)
 		begin := time.Now()
-		l := calls{slow: 10 * time.Second, report: func(u underWay) { got <- report{u.method, time.Since(begin)} }}
+		l := calls{slow: 10 * time.Second, report: func(u inFlightCall) { got <- report{u.method, time.Since(begin)} }}
 		at := func(d time.Duration, f func(*call), c *call) {
 			time.Sleep(time.Until(begin.Add(d)))
 			synctest.Wait()
@@ -94,7 +94,7 @@ func TestSlowCalls(t *testing.T) {
 
 func TestSlowCallsNever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := calls{report: func(u underWay) { t.Errorf("reported %s", u.method) }}
+		l := calls{report: func(u inFlightCall) { t.Errorf("reported %s", u.method) }}
 		c := &call{method: "a"}
 		l.add(c)
 		time.Sleep(time.Hour)

@@ -12,14 +12,14 @@ import (
 // allocate for each layer and call.
 func chain(layers []grpc.UnaryServerInterceptor) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		w := &wayIn{call: call{Context: ctx}, layers: layers, info: info, handler: handler}
+		w := &chainedCall{call: call{Context: ctx}, layers: layers, info: info, handler: handler}
 		w.next = w.step
 		return w.step(&w.call, req)
 	}
 }
 
-// wayIn is one call on its way through layers.
-type wayIn struct {
+// chainedCall is one call on its way through layers.
+type chainedCall struct {
 	call
 	layers  []grpc.UnaryServerInterceptor // still to be passed
 	info    *grpc.UnaryServerInfo
@@ -27,7 +27,7 @@ type wayIn struct {
 	next    grpc.UnaryHandler // step, bound once
 }
 
-func (w *wayIn) step(ctx context.Context, req any) (any, error) {
+func (w *chainedCall) step(ctx context.Context, req any) (any, error) {
 	if len(w.layers) == 0 {
 		return w.handler(ctx, req)
 	}

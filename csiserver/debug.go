@@ -14,9 +14,9 @@ import (
 	"unicode"
 )
 
-// A Section is what an application adds to [Server.Health]: a table on the debug
-// page, by [Rows], or a check of readiness, by [ReadyCheck].
-type Section struct {
+// A HealthSection is what an application adds to [Server.Health]: a table on the debug
+// page, by [DebugTable], or a check of readiness, by [ReadyCheck].
+type HealthSection struct {
 	name  string
 	rows  func() table
 	check func(context.Context) error
@@ -28,8 +28,8 @@ type Section struct {
 // at once, and has to answer from memory.
 //
 //	server.Health(csiserver.ReadyCheck("registration", registrar.Check))
-func ReadyCheck(name string, check func(context.Context) error) Section {
-	return Section{name: name, check: check}
+func ReadyCheck(name string, check func(context.Context) error) HealthSection {
+	return HealthSection{name: name, check: check}
 }
 
 func checkTable(checks []check) table {
@@ -45,16 +45,16 @@ func checkTable(checks []check) table {
 	return t
 }
 
-// Rows makes a section of what snapshot returns: a row for each element, with a
+// DebugTable makes a section of what snapshot returns: a row for each element, with a
 // column for each exported field, so that this is enough:
 //
-//	server.Health(csiserver.Rows("locks", locks.Snapshot), csiserver.Rows("stuck", group.Snapshot))
+//	server.Health(csiserver.DebugTable("locks", locks.Snapshot), csiserver.DebugTable("stuck", group.Snapshot))
 //
 // Structs within are taken apart unless they are a [fmt.Stringer]; a [time.Time] is
 // shown as its age. An error that is nil, and a time that is zero, are left out.
 // snapshot is called for each page and has to answer from memory.
-func Rows[T any](name string, snapshot func() []T) Section {
-	return Section{name: name, rows: func() table {
+func DebugTable[T any](name string, snapshot func() []T) HealthSection {
+	return HealthSection{name: name, rows: func() table {
 		now := time.Now()
 		t := table{columns: columnsOf(reflect.TypeFor[T]())}
 		for _, x := range snapshot() {
@@ -65,7 +65,7 @@ func Rows[T any](name string, snapshot func() []T) Section {
 }
 
 // debugHandler shows sections.
-func (s *Server) debugHandler(sections []Section) http.Handler {
+func (s *Server) debugHandler(sections []HealthSection) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -9,7 +9,9 @@
 //   - [RequestIDs], [Logging], [Metrics], [StatusNormalization], [Recovery],
 //     [Validation] and [Limits] are the layers around each call. Each is usable by
 //     itself in a grpc.Server of your own.
-//   - [Server.Health] is /healthz, /readyz and a page that lists what is going on.
+//   - [Server.Health] has /healthz, /readyz and a page that lists the calls in flight;
+//     [WithHealth] serves it. [WithBackground] runs a registration with kubelet beside
+//     the server.
 //
 // # Order of the layers
 //

@@ -18,13 +18,14 @@ import (
 	"google.golang.org/grpc"
 )
 
-// What contradicts itself is found at start-up, with the way out.
+// Capabilities that contradict each other are found at start-up, with the way out and
+// the sentence of the specification.
 func ExampleNew() {
 	info := csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"}
 	_, err := csiserver.New(info,
 		csiserver.WithNode(&shareNode{}),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_OFFLINE))
-	fmt.Println(err)
+	fmt.Println(strings.ReplaceAll(err.Error(), ": ", ":\n  "))
 
 	// The controller of this plugin runs in another process. Both have to report
 	// the same plugin capabilities.
@@ -34,7 +35,11 @@ func ExampleNew() {
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_OFFLINE))
 	fmt.Println(err)
 	// Output:
-	// new plugin "csi.example.com": invalid capabilities: volume_expansion.OFFLINE needs controller.EXPAND_VOLUME: add that, or drop this
+	// new plugin "csi.example.com":
+	//   invalid capabilities:
+	//   volume_expansion.OFFLINE needs controller.EXPAND_VOLUME:
+	//   add that, or drop this (csi.proto:
+	//   "When a plugin supports OFFLINE volume expansion it MUST implement either the EXPAND_VOLUME controller capability or both the EXPAND_VOLUME controller capability and the EXPAND_VOLUME node capability.")
 	// <nil>
 }
 
@@ -135,7 +140,7 @@ func ExampleServer_Health() {
 		panic(err)
 	}
 	defer held.Release()
-	health := server.Health(csiserver.Rows("locks", locks.Snapshot)) // http.ListenAndServe("127.0.0.1:9808", health)
+	health := server.Health(csiserver.DebugTable("locks", locks.Snapshot)) // server.Serve(ctx, lis, csiserver.WithHealth("127.0.0.1:9808", health))
 
 	w := httptest.NewRecorder()
 	health.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/debug", nil))

@@ -23,7 +23,7 @@ func WithListenTimeout(d time.Duration) ListenOption {
 
 // WithFileInterval shortens the time between two looks at the socket file.
 func WithFileInterval(d time.Duration) ListenOption {
-	return listenOption(func(c *listenConfig) { c.fileInterval = d })
+	return listenOption(func(c *listenConfig) { c.fileCheckInterval = d })
 }
 
 // SunPathMax is the limit that Listen applies.

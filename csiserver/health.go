@@ -38,9 +38,9 @@ const healthTimeout = 3 * time.Second
 // Nothing here waits for a volume, a lock or another call. /debug shows volume IDs
 // and paths, but nothing else of requests; serve it to those who may read the log.
 // Before Serve and after it the plugin is neither healthy nor ready.
-func (s *Server) Health(sections ...Section) http.Handler {
+func (s *Server) Health(sections ...HealthSection) http.Handler {
 	mux := http.NewServeMux()
-	tables := []Section{{name: "calls", rows: s.callTable}}
+	tables := []HealthSection{{name: "calls", rows: s.callTable}}
 	var checks []check
 	for _, x := range sections {
 		if x.check != nil {
@@ -48,7 +48,7 @@ func (s *Server) Health(sections ...Section) http.Handler {
 		}
 	}
 	if len(checks) > 0 {
-		tables = append(tables, Section{name: "ready", rows: func() table { return checkTable(checks) }})
+		tables = append(tables, HealthSection{name: "ready", rows: func() table { return checkTable(checks) }})
 	}
 	for _, x := range sections {
 		if x.rows != nil {

@@ -75,7 +75,7 @@ func TestReadyCheck(t *testing.T) {
 	s := newServer(t)
 	h := s.Health(
 		csiserver.ReadyCheck("registration", func(context.Context) error { return refused }),
-		csiserver.Rows("state", func() []state { return []state{{}} }),
+		csiserver.DebugTable("state", func() []state { return []state{{}} }),
 		csiserver.ReadyCheck("other", func(context.Context) error { return refused }))
 	p := start(t, s, listen(t, dir(t)+"/csi.sock"))
 	p.probe()
@@ -116,8 +116,8 @@ func TestRowsOfInterfaces(t *testing.T) {
 		ID    string
 		Since time.Time
 	}
-	h := newServer(t).Health(csiserver.Rows("things", func() []any { return []any{row{ID: "x"}, 7, nil} }),
-		csiserver.Rows("rows", func() []row { return []row{{ID: "never"}} }))
+	h := newServer(t).Health(csiserver.DebugTable("things", func() []any { return []any{row{ID: "x"}, 7, nil} }),
+		csiserver.DebugTable("rows", func() []row { return []row{{ID: "never"}} }))
 	w := get(t, h, "/debug?format=json")
 	var page struct{ Things, Rows []map[string]string }
 	if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || len(page.Things) != 3 || page.Things[1]["value"] != "7" {
@@ -141,8 +141,8 @@ func TestDebug(t *testing.T) {
 	lock := held{Key: stringer{"vol-1\x1b[2J"}, Since: time.Now().Add(-90 * time.Second), Parked: true}
 	lock.Op.RPC = "NodeStageVolume"
 	h := s.Health(
-		csiserver.Rows("locks", func() []held { return []held{lock} }),
-		csiserver.Rows("names", func() []string { return nil }))
+		csiserver.DebugTable("locks", func() []held { return []held{lock} }),
+		csiserver.DebugTable("names", func() []string { return nil }))
 	p := start(t, s, listen(t, dir(t)+"/csi.sock"))
 	done := make(chan error, 1)
 	go func() {

@@ -18,43 +18,43 @@ type Interceptor struct {
 	Stream grpc.StreamServerInterceptor
 }
 
-// A LayerOption changes what a layer does. [New] takes it for the layers of a
+// A InterceptorOption changes what a layer does. [New] takes it for the layers of a
 // [Server], and the function that makes a layer takes it for that one, which
 // passes over what does not concern it.
-type LayerOption interface {
+type InterceptorOption interface {
 	Option
-	applyLayer(*layerConfig)
+	applyInterceptor(*interceptorConfig)
 }
 
-type layerConfig struct {
+type interceptorConfig struct {
 	redactKeys          []string
 	slow                time.Duration
 	level               func(fullMethod string) slog.Level
 	validation          []csispec.Option
-	requests, responses Checks
+	requests, responses ValidationMode
 }
 
-type layerOption func(*layerConfig)
+type interceptorOption func(*interceptorConfig)
 
-func (o layerOption) apply(c *config)           { o(&c.layerConfig) }
-func (o layerOption) applyLayer(c *layerConfig) { o(c) }
+func (o interceptorOption) apply(c *config)                       { o(&c.interceptorConfig) }
+func (o interceptorOption) applyInterceptor(c *interceptorConfig) { o(c) }
 
-func defaultLayerConfig() layerConfig {
-	return layerConfig{slow: defaultSlow, level: defaultLevel, requests: Enforce, responses: Warn}
+func defaultInterceptorConfig() interceptorConfig {
+	return interceptorConfig{slow: defaultSlow, level: defaultLevel, requests: ValidationEnforce, responses: ValidationWarn}
 }
 
-func newLayerConfig(opts []LayerOption) layerConfig {
-	c := defaultLayerConfig()
+func newInterceptorConfig(opts []InterceptorOption) interceptorConfig {
+	c := defaultInterceptorConfig()
 	for _, o := range opts {
-		o.applyLayer(&c)
+		o.applyInterceptor(&c)
 	}
 	return c
 }
 
 // WithRedactedKeys masks further map entries in logs and errors by their key,
 // whatever map they are in: see [csispec.Redact].
-func WithRedactedKeys(keys ...string) LayerOption {
-	return layerOption(func(c *layerConfig) { c.redactKeys = append(c.redactKeys, keys...) })
+func WithRedactedKeys(keys ...string) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.redactKeys = append(c.redactKeys, keys...) })
 }
 
 // stream is a ServerStream with another context, and with an eye on what goes

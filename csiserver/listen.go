@@ -31,22 +31,22 @@ const (
 	// listenTimeout bounds Listen where the file system hangs. All else that it waits
 	// for has bounds of its own, 23 seconds together.
 	listenTimeout = 30 * time.Second
-	// fileInterval is how long a deleted socket file stays unnoticed at most. A
+	// fileCheckInterval is how long a deleted socket file stays unnoticed at most. A
 	// look costs a microsecond, and kubelet tries for minutes.
-	fileInterval = 5 * time.Second
+	fileCheckInterval = 5 * time.Second
 )
 
 // A ListenOption changes how [Listen] makes its socket.
 type ListenOption interface{ applyListen(*listenConfig) }
 
 type listenConfig struct {
-	mode          fs.FileMode
-	group         int // of the file; -1: as the system decides
-	answerTimeout time.Duration
-	lockTimeout   time.Duration
-	listenTimeout time.Duration
-	fileInterval  time.Duration
-	logger        *slog.Logger // nil until Serve gives its own
+	mode              fs.FileMode
+	group             int // of the file; -1: as the system decides
+	answerTimeout     time.Duration
+	lockTimeout       time.Duration
+	listenTimeout     time.Duration
+	fileCheckInterval time.Duration
+	logger            *slog.Logger // nil until Serve gives its own
 }
 
 type listenOption func(*listenConfig)
@@ -85,7 +85,7 @@ func WithListenLogger(l *slog.Logger) ListenOption {
 //
 // The error is an [*Error].
 func Listen(endpoint string, opts ...ListenOption) (*Listener, error) {
-	c := listenConfig{mode: 0o600, group: -1, answerTimeout: answerTimeout, lockTimeout: lockTimeout, listenTimeout: listenTimeout, fileInterval: fileInterval}
+	c := listenConfig{mode: 0o600, group: -1, answerTimeout: answerTimeout, lockTimeout: lockTimeout, listenTimeout: listenTimeout, fileCheckInterval: fileCheckInterval}
 	for _, o := range opts {
 		o.applyListen(&c)
 	}
@@ -105,7 +105,7 @@ func listen(endpoint string, c listenConfig) (*Listener, error) {
 		return nil, err
 	}
 	if network == "unix" {
-		l, own, err := bindInTime(address, c)
+		l, own, err := bindWithTimeout(address, c)
 		if err != nil {
 			return nil, err
 		}
@@ -154,10 +154,10 @@ func inherit(f *os.File) (net.Listener, error) {
 	return nil, fmt.Errorf("the socket listens on %s %s: use a unix socket, or for tests the loopback", l.Addr().Network(), l.Addr())
 }
 
-// bindInTime is bindUnix, given up when the file system hangs: no signal ends that, and
+// bindWithTimeout is bindUnix, given up when the file system hangs: no signal ends that, and
 // a start that fails with a reason is worth more than one that says nothing. A socket
 // that comes of it later is taken away again.
-func bindInTime(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
+func bindWithTimeout(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	type bound struct {
 		l   net.Listener
 		own fs.FileInfo
@@ -198,26 +198,26 @@ func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	}
 	defer unlock()
 
-	if err := clearWay(path, c.answerTimeout); err != nil {
+	if err := removeStaleSocket(path, c.answerTimeout); err != nil {
 		return nil, nil, err
 	}
-	lc := net.ListenConfig{Control: socketMode(c.birthMode())}
+	lc := net.ListenConfig{Control: socketMode(c.initialMode())}
 	l, err := lc.Listen(context.Background(), "unix", path)
 	if err != nil {
 		return nil, nil, err
 	}
 	// net would unlink by name, whosever file that is by then.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	own, err := finish(path, c)
+	own, err := setGroupAndMode(path, c)
 	if err != nil {
 		return nil, nil, errors.Join(err, os.Remove(path), l.Close())
 	}
 	return l, own, nil
 }
 
-// birthMode is the mode that bind creates the file with. Its group is another one
+// initialMode is the mode that bind creates the file with. Its group is another one
 // then: the kernel does not take it from the socket.
-func (c listenConfig) birthMode() fs.FileMode {
+func (c listenConfig) initialMode() fs.FileMode {
 	if c.group >= 0 {
 		return c.mode & 0o700
 	}
@@ -225,7 +225,7 @@ func (c listenConfig) birthMode() fs.FileMode {
 }
 
 // finish gives a new socket file its group and then its mode.
-func finish(path string, c listenConfig) (fs.FileInfo, error) {
+func setGroupAndMode(path string, c listenConfig) (fs.FileInfo, error) {
 	if c.group >= 0 {
 		if err := os.Lchown(path, -1, c.group); err != nil {
 			return nil, err

@@ -55,7 +55,7 @@ func TestSocketModeFromTheFirstMoment(t *testing.T) {
 		{listenConfig{mode: 0o660, group: -1}, 0o660},
 		{listenConfig{mode: 0o660, group: 0}, 0o600}, // the group comes first
 	} {
-		lc := net.ListenConfig{Control: socketMode(tt.config.birthMode())}
+		lc := net.ListenConfig{Control: socketMode(tt.config.initialMode())}
 		l, err := lc.Listen(t.Context(), "unix", path)
 		if err != nil {
 			t.Fatal(err)
@@ -220,7 +220,7 @@ func TestClearWayRemovesNothingUnasked(t *testing.T) {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
-	err = clearWay(path, time.Minute)
+	err = removeStaleSocket(path, time.Minute)
 	if e := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); e != nil {
 		t.Fatal(e)
 	}

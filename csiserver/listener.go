@@ -24,12 +24,12 @@ type Listener struct {
 	config listenConfig
 	close  func() error
 
-	mu       sync.Mutex
-	lis      net.Listener
-	own      fs.FileInfo // the file of lis
-	renewing bool        // own is gone, and Accept is making another one
-	closed   bool
-	reported string // last
+	mu         sync.Mutex
+	lis        net.Listener
+	own        fs.FileInfo // the file of lis
+	recreating bool        // own is gone, and Accept is making another one
+	closed     bool
+	reported   string // last
 }
 
 func newListener(l net.Listener) *Listener {
@@ -54,12 +54,12 @@ func (l *Listener) Accept() (net.Conn, error) {
 		}
 		// Connections prove that the file is there: it is looked after when none
 		// come. If this fails, because lis is closed, so does Accept.
-		_ = timed.SetDeadline(time.Now().Add(l.config.fileInterval))
+		_ = timed.SetDeadline(time.Now().Add(l.config.fileCheckInterval))
 		conn, err := lis.Accept()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return conn, err
 		}
-		if err := l.lookAfterFile(); err != nil {
+		if err := l.recreateIfMissing(); err != nil {
 			return nil, &Error{Op: "accept", Object: "unix://" + l.path, Err: err}
 		}
 	}
@@ -87,14 +87,14 @@ func (l *Listener) current() (net.Listener, fs.FileInfo) {
 func (l *Listener) closeUnix() error {
 	l.mu.Lock()
 	l.closed = true
-	lis, own, renewing := l.lis, l.own, l.renewing
+	lis, own, recreating := l.lis, l.own, l.recreating
 	l.mu.Unlock()
 
 	// The file goes first: while the socket is open the kernel keeps its inode, so
 	// its number cannot have been given to somebody else's file.
 	var err error
-	if !renewing { // then it has gone, and Accept removes the one it makes
-		err = unlinkInTime(l.path, own)
+	if !recreating { // then it has gone, and Accept removes the one it makes
+		err = unlinkWithTimeout(l.path, own)
 	}
 	if err = errors.Join(err, lis.Close()); err != nil {
 		return &Error{Op: "close", Object: "unix://" + l.path, Err: err}
@@ -102,19 +102,19 @@ func (l *Listener) closeUnix() error {
 	return nil
 }
 
-// lookAfterFile makes the socket anew if its file is gone. Its error is final.
-func (l *Listener) lookAfterFile() error {
+// recreateIfMissing makes the socket anew if its file is gone. Its error is final.
+func (l *Listener) recreateIfMissing() error {
 	old, own := l.current()
 	if now, err := os.Lstat(l.path); err == nil && os.SameFile(own, now) {
 		return nil
 	}
-	if !l.beginRenewal(old) {
+	if !l.beginRecreate(old) {
 		return nil // the next Accept tells why
 	}
 	// The old socket stays open meanwhile, so that its file is still known by its
 	// number. mu is not held: Close must not wait for a file system or a peer.
 	next, own, err := bindUnix(l.path, l.config)
-	if closed := l.endRenewal(next, own); closed {
+	if closed := l.endRecreate(next, own); closed {
 		if next != nil {
 			err = errors.Join(unlinkOwn(l.path, own), next.Close())
 		}
@@ -132,22 +132,22 @@ func (l *Listener) lookAfterFile() error {
 	return nil
 }
 
-// beginRenewal makes the file the business of one Accept instead of Close's.
-func (l *Listener) beginRenewal(old net.Listener) bool {
+// beginRecreate makes the file the business of one Accept instead of Close's.
+func (l *Listener) beginRecreate(old net.Listener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.renewing || l.lis != old {
+	if l.closed || l.recreating || l.lis != old {
 		return false
 	}
-	l.renewing = true
+	l.recreating = true
 	return true
 }
 
-// endRenewal takes the new socket, if there is one, unless the Listener is closed.
-func (l *Listener) endRenewal(next net.Listener, own fs.FileInfo) (closed bool) {
+// endRecreate takes the new socket, if there is one, unless the Listener is closed.
+func (l *Listener) endRecreate(next net.Listener, own fs.FileInfo) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.renewing = false
+	l.recreating = false
 	if next != nil && !l.closed {
 		l.lis, l.own = next, own
 	}
@@ -171,8 +171,8 @@ func (l *Listener) report(level slog.Level, text string, err error) {
 	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
-// logTo sets where trouble with the file is reported, unless that is set.
-func (l *Listener) logTo(logger *slog.Logger) {
+// setDefaultLogger sets where trouble with the file is reported, unless that is set.
+func (l *Listener) setDefaultLogger(logger *slog.Logger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.config.logger == nil {
@@ -180,9 +180,9 @@ func (l *Listener) logTo(logger *slog.Logger) {
 	}
 }
 
-// unlinkInTime is unlinkOwn, given up when the file system hangs: no signal ends
+// unlinkWithTimeout is unlinkOwn, given up when the file system hangs: no signal ends
 // that, and a process that is to stop has to stop listening all the same.
-func unlinkInTime(path string, own fs.FileInfo) error {
+func unlinkWithTimeout(path string, own fs.FileInfo) error {
 	done := make(chan error, 1)
 	go func() { done <- unlinkOwn(path, own) }()
 	hangs := time.NewTimer(unlinkTimeout)

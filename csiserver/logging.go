@@ -19,16 +19,16 @@ const defaultSlow = 30 * time.Second
 
 // WithSlowCallsAfter sets how long a call may run before [Logging] warns of it,
 // 30 seconds unless given; 0 never warns.
-func WithSlowCallsAfter(d time.Duration) LayerOption {
-	return layerOption(func(c *layerConfig) { c.slow = d })
+func WithSlowCallsAfter(d time.Duration) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.slow = d })
 }
 
 // WithLogLevel sets the level at which [Logging] tells of calls that succeed, by
 // their full method, as in /csi.v1.Node/NodePublishVolume. The default is info for
 // those that change something and debug for those that only ask: probes and
 // capabilities come many times a minute.
-func WithLogLevel(of func(fullMethod string) slog.Level) LayerOption {
-	return layerOption(func(c *layerConfig) {
+func WithLogLevel(of func(fullMethod string) slog.Level) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) {
 		if c.level = of; of == nil {
 			c.level = defaultLevel
 		}
@@ -50,8 +50,8 @@ func defaultLevel(fullMethod string) slog.Level {
 // Requests pass through [csispec.Redact], and the text of errors through
 // [csispec.Redacted.Strip]. A handler must not change its request, which may be
 // looked at while it runs. A nil logger discards.
-func Logging(logger *slog.Logger, opts ...LayerOption) Interceptor {
-	return newCallLog(logger, newLayerConfig(opts)).interceptor()
+func Logging(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
+	return newCallLog(logger, newInterceptorConfig(opts)).interceptor()
 }
 
 // callLog logs calls and knows which are under way.
@@ -62,7 +62,7 @@ type callLog struct {
 	calls  calls
 }
 
-func newCallLog(logger *slog.Logger, c layerConfig) *callLog {
+func newCallLog(logger *slog.Logger, c interceptorConfig) *callLog {
 	l := &callLog{logger: orDiscard(logger), keys: c.redactKeys, level: c.level}
 	l.calls.slow, l.calls.report = c.slow, l.slow
 	return l
@@ -131,7 +131,7 @@ func (l *callLog) begin(ctx context.Context, method string, req any) {
 	l.logger.LogAttrs(ctx, level, "rpc started", attrs...)
 }
 
-func (l *callLog) slow(u underWay) {
+func (l *callLog) slow(u inFlightCall) {
 	attrs := append(callAttrs(u.call, u.method, u.request), slog.Duration("duration", time.Since(u.start)))
 	if t, ok := u.Deadline(); ok {
 		attrs = append(attrs, slog.Duration("caller_waits_for", time.Until(t)))

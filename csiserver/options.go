@@ -26,7 +26,9 @@ type config struct {
 	expansion []csi.PluginCapability_VolumeExpansion_Type
 	ready     func(context.Context) (bool, error)
 
-	layerConfig
+	capabilityValidation ValidationMode
+
+	interceptorConfig
 	logger       *slog.Logger
 	limits       map[string]Limit
 	meters       metric.MeterProvider
@@ -82,9 +84,9 @@ func WithNode(s csi.NodeServer) Option {
 	})
 }
 
-// WithIdentity replaces the built-in Identity service. [New] asks it once for
-// its information and capabilities and fails where they differ from [Info] and
-// from the services that are given. It excludes WithPluginCapabilities,
+// WithIdentity replaces the built-in Identity service. [New] calls it once for
+// its information and capabilities, fails if the information differs from [Info], and
+// validates the capabilities: see [WithCapabilityValidation]. It excludes WithPluginCapabilities,
 // WithVolumeExpansion and WithReady.
 func WithIdentity(s csi.IdentityServer) Option {
 	return option(func(c *config) {
@@ -105,6 +107,26 @@ func WithPluginCapabilities(types ...csi.PluginCapability_Service_Type) Option {
 // WithVolumeExpansion reports how volumes are expanded, ONLINE or OFFLINE.
 func WithVolumeExpansion(t csi.PluginCapability_VolumeExpansion_Type) Option {
 	return option(func(c *config) { c.expansion = append(c.expansion, t) })
+}
+
+// WithCapabilityValidation sets what happens when the specification forbids the
+// capabilities that the services report: one requires another that is missing
+// ([csispec.CheckCapabilities]), or an RPC that is only the stub of the generated code.
+//
+//   - [ValidationEnforce], the default, lets [New] fail.
+//   - [ValidationWarn] logs each at warn level when [Server.Serve] starts. It is for a
+//     driver in production that upgrades: New must not keep it from starting.
+//   - [ValidationOff] checks nothing.
+//
+// What is not forbidden, but of no use to a CO ([csispec.CapabilityWarnings], stubs of
+// the SnapshotMetadata service), never lets New fail: unless validation is off, Serve
+// logs it in the same way.
+func WithCapabilityValidation(mode ValidationMode) Option {
+	return option(func(c *config) {
+		if c.capabilityValidation = mode; mode < ValidationEnforce || mode > ValidationOff {
+			c.refuse("WithCapabilityValidation: the mode is unknown")
+		}
+	})
 }
 
 // WithReady decides what Probe answers: ready, not ready yet, or, by an error
@@ -144,26 +166,22 @@ func WithTracerProvider(tp trace.TracerProvider) Option {
 	return option(func(c *config) { c.tracers = tp })
 }
 
-// WithUnaryInterceptors adds interceptors between the layers and the handlers;
-// the first is the outermost.
-func WithUnaryInterceptors(is ...grpc.UnaryServerInterceptor) Option {
+// WithInterceptors adds interceptors between the built-in ones and the handlers; the
+// first is the outermost, and those of a second WithInterceptors are further in. An
+// Interceptor with only Unary or only Stream leaves calls of the other kind as they are.
+//
+//	csiserver.WithInterceptors(volumelock.Interceptor(&locks))
+func WithInterceptors(interceptors ...Interceptor) Option {
 	return option(func(c *config) {
-		c.unary = append(c.unary, is...)
-		for _, i := range is {
-			if i == nil {
-				c.refuse("WithUnaryInterceptors: an interceptor is nil")
+		for _, i := range interceptors {
+			if i.Unary == nil && i.Stream == nil {
+				c.refuse("WithInterceptors: an interceptor has neither Unary nor Stream")
 			}
-		}
-	})
-}
-
-// WithStreamInterceptors is WithUnaryInterceptors for streaming calls.
-func WithStreamInterceptors(is ...grpc.StreamServerInterceptor) Option {
-	return option(func(c *config) {
-		c.stream = append(c.stream, is...)
-		for _, i := range is {
-			if i == nil {
-				c.refuse("WithStreamInterceptors: an interceptor is nil")
+			if i.Unary != nil {
+				c.unary = append(c.unary, i.Unary)
+			}
+			if i.Stream != nil {
+				c.stream = append(c.stream, i.Stream)
 			}
 		}
 	})

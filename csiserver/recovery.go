@@ -23,11 +23,11 @@ import (
 //
 // The recovery of go-grpc-middleware has no place for the request, of which the
 // value and the stack of a panic may hold secrets.
-func Recovery(logger *slog.Logger, opts ...LayerOption) Interceptor {
-	return recovery(orDiscard(logger), newLayerConfig(opts))
+func Recovery(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
+	return recovery(orDiscard(logger), newInterceptorConfig(opts))
 }
 
-func recovery(logger *slog.Logger, c layerConfig) Interceptor {
+func recovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 	redactKeys := c.redactKeys
 	caught := func(ctx context.Context, method string, req any, value any) error {
 		callOf(ctx).countPanic(ctx, method)
@@ -45,7 +45,7 @@ func recovery(logger *slog.Logger, c layerConfig) Interceptor {
 				}
 			}()
 			resp, err = next(ctx, req)
-			tryText(err)
+			checkErrorText(err)
 			returned = true
 			return resp, err
 		},
@@ -61,16 +61,16 @@ func recovery(logger *slog.Logger, c layerConfig) Interceptor {
 				first.set(m)
 				return nil
 			}})
-			tryText(err)
+			checkErrorText(err)
 			returned = true
 			return err
 		},
 	}
 }
 
-// tryText does with err what the layers further out and gRPC will do: there, a
+// checkErrorText does with err what the layers further out and gRPC will do: there, a
 // panic would end the process.
-func tryText(err error) {
+func checkErrorText(err error) {
 	if err != nil {
 		_, _ = codeOf(err), messageOf(err)
 	}

@@ -98,7 +98,7 @@ func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
 	<-entered
 	p.probe() // the others do not notice
 	err := p.wait()
-	if err == nil || !strings.Contains(err.Error(), "calls cut after 50ms: NodeUnpublishVolume (request_id ") {
+	if err == nil || !strings.Contains(err.Error(), "calls aborted after the drain timeout of 50ms: NodeUnpublishVolume (request_id ") {
 		t.Errorf("Serve: %v", err)
 	}
 	if exists(path) {

@@ -24,35 +24,36 @@ import (
 
 const (
 	defaultDrainTimeout = 20 * time.Second
-	// unwindTimeout is what cut calls get to notice that their context ended
+	// unwindTimeout is what aborted calls get to notice that their context ended
 	// and to undo what they began, before Serve returns and the process exits.
 	unwindTimeout = time.Second
-	// handshakeTimeout bounds a client that connects and stays silent, for which gRPC
-	// waits even in a hard stop, by default for two minutes. It is what a client of
-	// gRPC waits: of a thousand that came to a starved machine at once, 5 seconds
-	// turned half away.
+	// handshakeTimeout bounds a client that connects and sends nothing, for which gRPC
+	// waits even in a hard stop, by default for two minutes. A gRPC client waits as
+	// long: 5 seconds refused half of a thousand that connected to a starved machine
+	// at the same time.
 	handshakeTimeout = 20 * time.Second
 )
 
-// A Server serves a CSI plugin. Make one with [New].
+// A Server serves a CSI plugin. Create one with [New].
 type Server struct {
 	config
-	name   string
-	log    *callLog
-	layers []Interceptor // the outermost first
-	served atomic.Bool
-	addr   atomic.Pointer[net.Addr] // while serving; for Health
+	name               string
+	log                *callLog
+	builtin            []Interceptor       // the outermost first
+	capabilityWarnings []csispec.Violation // for Serve to log
+	served             atomic.Bool
+	addr               atomic.Pointer[net.Addr] // while serving; for Health
 }
 
-// New makes a server of the services that opts give and of an Identity service.
-// It asks each service once for its capabilities, and fails if they contradict
-// each other, if they promise a call that is only the stub of the generated code, or
-// if info is not valid; the error, an [*Error], then wraps a [*csispec.Violations].
-// It starts nothing.
+// New returns a server for the services that opts set and an Identity service.
+// It calls each service once for its capabilities, and fails if a sentence of the
+// specification forbids them, see [WithCapabilityValidation], or if info is not valid;
+// the error, an [*Error], then wraps a [*csispec.Violations]. It starts nothing.
 func New(info Info, opts ...Option) (*Server, error) {
 	s := &Server{name: info.Name}
 	s.drainTimeout = defaultDrainTimeout
-	s.layerConfig = defaultLayerConfig()
+	s.capabilityValidation = ValidationEnforce
+	s.interceptorConfig = defaultInterceptorConfig()
 	for _, o := range opts {
 		o.apply(&s.config)
 	}
@@ -62,7 +63,7 @@ func New(info Info, opts ...Option) (*Server, error) {
 	return s, nil
 }
 
-// complete checks what the options gave and fills in what they left open.
+// complete checks the options and fills in defaults.
 func (s *Server) complete(info Info) error {
 	if err := errors.Join(append(s.errs, csispec.Validate(info.response()))...); err != nil {
 		return err
@@ -71,7 +72,7 @@ func (s *Server) complete(info Info) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(csispec.CheckCapabilities(caps), s.checkCalls(caps)); err != nil {
+	if err := s.validateCapabilities(caps); err != nil {
 		return err
 	}
 	s.logger = orDiscard(s.logger)
@@ -80,100 +81,158 @@ func (s *Server) complete(info Info) error {
 		s.identity = &identity{info: info, capabilities: caps, ready: s.ready}
 	}
 	s.validation = append(s.validation, csispec.WithCapabilities(caps))
-	return s.makeLayers()
+	return s.buildInterceptors()
 }
 
-func (s *Server) makeLayers() error {
-	s.log = newCallLog(s.logger, s.layerConfig)
-	s.layers = []Interceptor{RequestIDs(), s.log.interceptor()}
+// validateCapabilities refuses what the specification forbids, in ValidationEnforce,
+// and keeps the rest for Serve to log.
+func (s *Server) validateCapabilities(caps csispec.Capabilities) error {
+	if s.capabilityValidation == ValidationOff {
+		return nil
+	}
+	var forbidden []csispec.Violation
+	if v, ok := errors.AsType[*csispec.Violations](csispec.CheckCapabilities(caps)); ok {
+		forbidden = v.All
+	}
+	noCalls, calls := s.checkCalls(caps)
+	forbidden = append(forbidden, noCalls...)
+	s.capabilityWarnings = append(csispec.CapabilityWarnings(caps), calls...)
+	if s.capabilityValidation == ValidationWarn {
+		s.capabilityWarnings = append(forbidden, s.capabilityWarnings...)
+		return nil
+	}
+	if len(forbidden) == 0 {
+		return nil
+	}
+	return &csispec.Violations{Subject: "capabilities", All: forbidden}
+}
+
+func (s *Server) logCapabilityWarnings(ctx context.Context) {
+	for _, w := range s.capabilityWarnings {
+		s.logger.LogAttrs(ctx, slog.LevelWarn, "capabilities contradict each other or the RPCs that are implemented",
+			slog.String("capability", w.Field), slog.String("rule", w.Rule), slog.String("error", w.Text))
+	}
+}
+
+func (s *Server) buildInterceptors() error {
+	s.log = newCallLog(s.logger, s.interceptorConfig)
+	s.builtin = []Interceptor{RequestIDs(), s.log.interceptor()}
 	if s.meters != nil {
 		metrics, err := Metrics(s.meters)
 		if err != nil {
 			return err
 		}
-		s.layers = append(s.layers, metrics)
+		s.builtin = append(s.builtin, metrics)
 	}
-	s.layers = append(s.layers, statusNormalization(s.layerConfig), recovery(s.logger, s.layerConfig), validation(s.logger, s.layerConfig))
+	s.builtin = append(s.builtin, statusNormalization(s.interceptorConfig), recovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
 	if len(s.limits) > 0 {
 		limits, err := Limits(s.limits)
 		if err != nil {
 			return err
 		}
-		s.layers = append(s.layers, limits)
+		s.builtin = append(s.builtin, limits)
 	}
 	return nil
 }
 
 // Serve serves on lis until ctx ends. It then closes lis, which removes the
 // socket file of a [Listener], refuses new calls and waits for those in flight,
-// at most for the drain timeout; calls that are still running after that are cut
-// by ending their contexts. The contexts of calls do not derive from ctx.
+// at most for the drain timeout. Calls that still run after that are aborted: their
+// contexts end. The contexts of calls do not derive from ctx. [WithHealth] and
+// [WithBackground] add what runs beside the server.
 //
-// Serve returns nil after a stop in which every call could end, and an [*Error]
-// that names the calls it cut, or the failure of lis, which may be that another
-// plugin serves in the place of a [Listener] by now. A socket file that could
-// not be removed is such a failure: nothing is lost by it, the next [Listen]
-// replaces the file. Serve returns within a second of the drain timeout even if
-// a handler ignores its context, or another process holds up the removal of the
-// socket file; such a handler keeps its goroutine until it returns by itself. The
-// bound presumes of a lis that is not a [Listener] that its Close does not block.
+// Serve returns nil after a stop in which every call ended. Otherwise it returns an
+// [*Error] that names the calls it aborted, or wraps the failure of lis, which may be
+// that another plugin serves at the path of a [Listener] by now. A socket file that
+// could not be removed is such a failure too, and harmless: the next [Listen] replaces
+// the file.
 //
-// A server serves once; a second Serve fails and leaves its listener alone.
-func (s *Server) Serve(ctx context.Context, lis net.Listener) error {
+// Serve returns within a second of the drain timeout even if a handler ignores its
+// context, or another process delays the removal of the socket file; such a handler
+// keeps its goroutine until it returns. The bound assumes that Close of a lis that is
+// not a [Listener] does not block.
+//
+// A server serves once; a second Serve fails and does not touch its listener.
+func (s *Server) Serve(ctx context.Context, lis net.Listener, opts ...ServeOption) error {
 	endpoint := lis.Addr().Network() + "://" + lis.Addr().String()
 	if !s.served.CompareAndSwap(false, true) {
-		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: make a new one")}
+		return &Error{Op: "serve", Object: endpoint, Err: errors.New("this server has served already: create another one")}
 	}
-	if l, ok := lis.(*Listener); ok {
-		l.logTo(s.logger)
+	var beside serveConfig
+	for _, o := range opts {
+		o.applyServe(&beside)
 	}
-	addr := lis.Addr()
-	s.addr.Store(&addr)
-	defer s.addr.Store(nil)
-	gs := s.grpcServer()
-	done := make(chan error, 1)
-	go func() { done <- gs.Serve(lis) }()
-	s.logger.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("plugin", s.name), slog.String("endpoint", endpoint))
-
-	var failure error
-	select {
-	case <-ctx.Done():
-		s.logger.LogAttrs(ctx, slog.LevelInfo, "stopping", slog.String("endpoint", endpoint), slog.Duration("drain_timeout", s.drainTimeout))
-	case failure = <-done:
-		done <- nil
-		if ctx.Err() != nil {
-			failure = nil // somebody closed lis to stop
-		}
+	if err := s.listenHealth(ctx, beside.health); err != nil {
+		return &Error{Op: "serve", Object: endpoint, Err: errors.Join(err, closeListener(lis))}
 	}
-	cut, err := s.stop(gs, lis, done)
-	failure = errors.Join(failure, err)
-	if len(cut) > 0 {
-		failure = errors.Join(failure, fmt.Errorf("calls cut after %v: %s", s.drainTimeout, strings.Join(cut, ", ")))
-	}
-	if failure != nil {
-		return &Error{Op: "serve", Object: endpoint, Err: failure}
+	if err := s.serve(ctx, lis, endpoint, beside); err != nil {
+		return &Error{Op: "serve", Object: endpoint, Err: err}
 	}
 	s.logger.LogAttrs(ctx, slog.LevelInfo, "stopped", slog.String("endpoint", endpoint))
 	return nil
 }
 
-// stop closes lis, ends gs within the bounds and names the calls that it cut.
-// serve is what gs.Serve returns.
-func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cut []string, err error) {
+func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, beside serveConfig) error {
+	if l, ok := lis.(*Listener); ok {
+		l.setDefaultLogger(s.logger)
+	}
+	addr := lis.Addr()
+	s.addr.Store(&addr)
+	defer s.addr.Store(nil)
+	s.logCapabilityWarnings(ctx)
+	gs := s.grpcServer()
+	served := make(chan error, 1)
+	go func() { served <- gs.Serve(lis) }()
+	s.logger.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("plugin", s.name), slog.String("endpoint", endpoint))
+	s.serveHealth(ctx, beside.health)
+	besideCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := s.startBackground(besideCtx, beside.background)
+
+	var failure error
+	select {
+	case <-ctx.Done():
+		s.logger.LogAttrs(ctx, slog.LevelInfo, "stopping", slog.String("endpoint", endpoint), slog.Duration("drain_timeout", s.drainTimeout))
+	case failure = <-served:
+		served <- nil
+		if ctx.Err() != nil {
+			failure = nil // the caller closed lis to stop
+		}
+	}
+	cancel()
+	end := time.Now().Add(s.drainTimeout + unwindTimeout)
+	aborted, err := s.stop(gs, lis, served, end)
+	failure = errors.Join(failure, err)
+	if len(aborted) > 0 {
+		failure = errors.Join(failure, fmt.Errorf("calls aborted after the drain timeout of %v: %s", s.drainTimeout, strings.Join(aborted, ", ")))
+	}
+	failure = errors.Join(failure, waitBackground(beside.background, results, end))
+	stopHealth(beside.health, end)
+	return failure
+}
+
+// closeListener closes lis unless it is closed already.
+func closeListener(lis net.Listener) error {
+	if err := lis.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// stop closes lis, stops gs before end and names the calls that it aborted.
+// served is what gs.Serve returns.
+func (s *Server) stop(gs *grpc.Server, lis net.Listener, served <-chan error, end time.Time) (aborted []string, err error) {
 	drain := time.NewTimer(s.drainTimeout)
 	defer drain.Stop()
-	end := time.Now().Add(s.drainTimeout + unwindTimeout)
 
 	// gRPC would close lis as well, but drop the error, and hold a mutex meanwhile
 	// that a hard stop needs.
-	if err = lis.Close(); errors.Is(err, net.ErrClosed) {
-		err = nil // somebody else closed it
-	}
+	err = closeListener(lis)
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
 		gs.GracefulStop()
-		<-serve
+		<-served
 	}()
 	select {
 	case <-drained:
@@ -181,7 +240,7 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 	case <-drain.C:
 	}
 
-	cut = s.log.inFlight()
+	aborted = s.log.inFlight()
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -193,16 +252,16 @@ func (s *Server) stop(gs *grpc.Server, lis net.Listener, serve <-chan error) (cu
 		select {
 		case <-c:
 		case <-unwind.C:
-			return cut, err
+			return aborted, err
 		}
 	}
-	return cut, err
+	return aborted, err
 }
 
 func (s *Server) grpcServer() *grpc.Server {
 	var unary []grpc.UnaryServerInterceptor
 	var stream []grpc.StreamServerInterceptor
-	for _, i := range s.layers {
+	for _, i := range s.builtin {
 		unary, stream = append(unary, i.Unary), append(stream, i.Stream)
 	}
 	opts := []grpc.ServerOption{

@@ -250,17 +250,16 @@ func TestNewRefuses(t *testing.T) {
 		{"manifest", csiserver.Info{Name: "a", VendorVersion: "1", Manifest: map[string]string{"k": strings.Repeat("x", 4096)}}, nil, "manifest holds 4097 bytes"},
 		{"nil services", info, []csiserver.Option{csiserver.WithNode(nil), csiserver.WithController(nil), csiserver.WithGroupController(nil),
 			csiserver.WithSnapshotMetadata(nil), csiserver.WithIdentity(nil), csiserver.WithReady(nil)}, "WithSnapshotMetadata: the server is nil"},
-		{"nil interceptors", info, []csiserver.Option{csiserver.WithUnaryInterceptors(nil), csiserver.WithStreamInterceptors(nil)}, "interceptor is nil"},
+		{"nil interceptors", info, []csiserver.Option{csiserver.WithInterceptors(csiserver.Interceptor{})}, "neither Unary nor Stream"},
 		{"drain timeout", info, []csiserver.Option{csiserver.WithDrainTimeout(-1)}, "negative"},
 		{"controller capabilities", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CLONE_VOLUME)}, "needs controller.CREATE_DELETE_VOLUME"},
 		{"expansion", info, []csiserver.Option{ctrl(), csiserver.WithNode(&node{}), csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE)}, "volume_expansion.ONLINE"},
-		{"stubs", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME), csiserver.WithSnapshotMetadata(csi.UnimplementedSnapshotMetadataServer{})},
-			"controller.CREATE_DELETE_VOLUME promises CreateVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
-				"controller.CREATE_DELETE_VOLUME promises DeleteVolume, which is the stub that answers UNIMPLEMENTED: write it, or drop this; " +
-				"plugin.SNAPSHOT_METADATA_SERVICE promises GetMetadataAllocated"},
+		{"stubs", info, []csiserver.Option{ctrl(csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME)},
+			"controller.CREATE_DELETE_VOLUME promises CreateVolume, which is the stub that answers UNIMPLEMENTED: implement it, or drop this " +
+				"(spec.md, section CreateVolume: a plugin with this capability MUST implement this RPC); controller.CREATE_DELETE_VOLUME promises DeleteVolume"},
+		{"capability validation", info, []csiserver.Option{csiserver.WithCapabilityValidation(0)}, "mode is unknown"},
 		{"capabilities fail", info, []csiserver.Option{csiserver.WithController(csi.UnimplementedControllerServer{})}, "ControllerGetCapabilities"},
 		{"identity differs", info, []csiserver.Option{csiserver.WithIdentity(ident{name: "other"})}, "make them agree"},
-		{"identity lacks a service", info, []csiserver.Option{csiserver.WithIdentity(ident{name: info.Name}), ctrl()}, "plugin.CONTROLLER_SERVICE is missing"},
 		{"identity and options", info, []csiserver.Option{csiserver.WithIdentity(ident{name: info.Name}), csiserver.WithPluginCapabilities(1)}, "WithIdentity excludes"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -277,6 +276,59 @@ func TestNewRefuses(t *testing.T) {
 			t.Errorf("%#v", err)
 		}
 	})
+}
+
+// What the specification forbids keeps a driver from starting, unless the driver asks
+// for warnings; everything else is a warning.
+func TestCapabilityValidation(t *testing.T) {
+	const (
+		clone   = csi.ControllerServiceCapability_RPC_CLONE_VOLUME // without CREATE_DELETE_VOLUME
+		modify  = csi.ControllerServiceCapability_RPC_MODIFY_VOLUME
+		expand  = csi.NodeServiceCapability_RPC_EXPAND_VOLUME // without volume_expansion
+		removed = 4
+	)
+	forbidden := []string{"controller.CLONE_VOLUME", "controller.MODIFY_VOLUME"}
+	allowed := []string{"node.4", "plugin.CONTROLLER_SERVICE", "plugin.SNAPSHOT_METADATA_SERVICE", "node.EXPAND_VOLUME",
+		"plugin.SNAPSHOT_METADATA_SERVICE", "plugin.SNAPSHOT_METADATA_SERVICE"}
+	warnings := []csiserver.Option{
+		csiserver.WithIdentity(ident{name: info.Name}), // which reports no services
+		csiserver.WithNode(&expander{node{caps: []csi.NodeServiceCapability_RPC_Type{expand, removed}}}),
+		csiserver.WithSnapshotMetadata(csi.UnimplementedSnapshotMetadataServer{}),
+	}
+	contradictions := csiserver.WithController(&controller{caps: []csi.ControllerServiceCapability_RPC_Type{clone, modify}})
+	for _, tt := range []struct {
+		name   string
+		opts   []csiserver.Option
+		logged []string
+	}{
+		{"allowed", []csiserver.Option{csiserver.WithController(&controller{})}, allowed},
+		{"warn", []csiserver.Option{contradictions, csiserver.WithCapabilityValidation(csiserver.ValidationWarn)}, slices.Concat(forbidden, allowed)},
+		{"off", []csiserver.Option{contradictions, csiserver.WithCapabilityValidation(csiserver.ValidationOff)}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			book := &logBook{}
+			p := serve(t, slices.Concat(warnings, tt.opts, []csiserver.Option{csiserver.WithLogger(book.logger(slog.LevelWarn))})...)
+			if err := p.wait(); err != nil {
+				t.Error(err)
+			}
+			var logged []string
+			for _, line := range book.lines(t, "capabilities contradict each other or the RPCs that are implemented") {
+				logged = append(logged, fmt.Sprint(line["capability"]))
+			}
+			if !slices.Equal(logged, tt.logged) {
+				t.Errorf("logged %q, want %q", logged, tt.logged)
+			}
+		})
+	}
+	if _, err := csiserver.New(info, append(warnings, contradictions)...); err == nil || strings.Contains(err.Error(), "EXPAND_VOLUME") {
+		t.Errorf("got %v, want what is forbidden alone", err)
+	}
+}
+
+type expander struct{ node }
+
+func (*expander) NodeExpandVolume(context.Context, *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	return &csi.NodeExpandVolumeResponse{}, nil
 }
 
 type ident struct {
@@ -422,7 +474,7 @@ func TestServeCutsAHandlerThatIgnoresItsContext(t *testing.T) {
 			<-entered
 			err := p.wait()
 			var e *csiserver.Error
-			if !errors.As(err, &e) || e.Op != "serve" || !strings.Contains(err.Error(), "calls cut after 10ms: NodeUnpublishVolume (request_id ") {
+			if !errors.As(err, &e) || e.Op != "serve" || !strings.Contains(err.Error(), "calls aborted after the drain timeout of 10ms: NodeUnpublishVolume (request_id ") {
 				t.Errorf("got %v", err)
 			}
 			// The outcome is not known, and kubelet has to see that.
@@ -617,11 +669,11 @@ func TestValidationComesFirst(t *testing.T) {
 			t.Error("the handler was reached")
 			return nil
 		}}),
-		csiserver.WithValidation(csispec.CSISanity()),
-		csiserver.WithUnaryInterceptors(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		csiserver.WithValidationOptions(csispec.CSISanity()),
+		csiserver.WithInterceptors(csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			reached++
 			return next(ctx, req)
-		}))
+		}}))
 	if _, err := p.node().NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{}); status.Code(err) != codes.InvalidArgument ||
 		!strings.Contains(err.Error(), "volume_id") || !strings.Contains(err.Error(), "target_path") {
 		t.Error(err)
@@ -781,20 +833,20 @@ func TestRequestID(t *testing.T) {
 			inHandler = csiserver.RequestID(ctx)
 			return nil
 		}}),
-		csiserver.WithUnaryInterceptors(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		csiserver.WithInterceptors(csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			inInterceptor = csiserver.RequestID(ctx)
 			return next(ctx, req)
-		}),
+		}}),
 		csiserver.WithSnapshotMetadata(&metadata{allocated: func(_ *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 			inStream = csiserver.RequestID(s.Context())
 			return nil
 		}}),
-		csiserver.WithStreamInterceptors(func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		csiserver.WithInterceptors(csiserver.Interceptor{Stream: func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 			if csiserver.RequestID(ss.Context()) == "" {
 				t.Error("no id in the stream interceptor")
 			}
 			return next(srv, ss)
-		}))
+		}}))
 	if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); err != nil {
 		t.Fatal(err)
 	}

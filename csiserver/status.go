@@ -24,11 +24,11 @@ import (
 // Secrets of the request that the message echoes are masked, as
 // [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Of a long message the first
 // 4 KiB are kept.
-func StatusNormalization(opts ...LayerOption) Interceptor {
-	return statusNormalization(newLayerConfig(opts))
+func StatusNormalization(opts ...InterceptorOption) Interceptor {
+	return statusNormalization(newInterceptorConfig(opts))
 }
 
-func statusNormalization(c layerConfig) Interceptor {
+func statusNormalization(c interceptorConfig) Interceptor {
 	redactKeys := c.redactKeys
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {

@@ -40,35 +40,35 @@ var (
 	metadataCalls = []string{"GetMetadataAllocated", "GetMetadataDelta"}
 )
 
-// checkCalls reports capabilities whose calls are certainly not there. Nothing is
-// called for that.
-func (c *config) checkCalls(caps csispec.Capabilities) error {
-	var v csispec.Violations
-	check := func(service any, capability string, calls []string) {
+// checkCalls finds capabilities whose RPCs are certainly not implemented, without
+// calling them. It is forbidden to report those: the section of each RPC in spec.md says
+// that a plugin "MUST implement this RPC call if it has" the capability, in these or
+// nearly these words. The sections
+// of the SnapshotMetadata service, which is OPTIONAL, do not.
+func (c *config) checkCalls(caps csispec.Capabilities) (forbidden, warnings []csispec.Violation) {
+	stubs := func(service any, capability string, calls []string, source string) (found []csispec.Violation) {
 		for _, call := range calls {
 			if isStub(reflect.ValueOf(service), call) {
-				v.All = append(v.All, csispec.Violation{Field: capability, Rule: "capability-call", Code: codes.FailedPrecondition,
-					Text: fmt.Sprintf("promises %s, which is the stub that answers UNIMPLEMENTED: write it, or drop this", call)})
+				found = append(found, csispec.Violation{Field: capability, Rule: "capability-call", Code: codes.FailedPrecondition,
+					Text: fmt.Sprintf("promises %[1]s, which is the stub that answers UNIMPLEMENTED: implement it, or drop this"+source, call)})
 			}
 		}
+		return found
 	}
+	const must = " (spec.md, section %[1]s: a plugin with this capability MUST implement this RPC)"
 	for _, t := range caps.Controller {
-		check(c.controller, "controller."+t.String(), controllerCalls[t])
+		forbidden = append(forbidden, stubs(c.controller, "controller."+t.String(), controllerCalls[t], must)...)
 	}
 	for _, t := range caps.Group {
-		check(c.group, "group_controller."+t.String(), groupCalls[t])
+		forbidden = append(forbidden, stubs(c.group, "group_controller."+t.String(), groupCalls[t], must)...)
 	}
 	for _, t := range caps.Node {
-		check(c.node, "node."+t.String(), nodeCalls[t])
+		forbidden = append(forbidden, stubs(c.node, "node."+t.String(), nodeCalls[t], must)...)
 	}
 	if c.snapshotMetadata != nil {
-		check(c.snapshotMetadata, "plugin.SNAPSHOT_METADATA_SERVICE", metadataCalls)
+		warnings = stubs(c.snapshotMetadata, "plugin.SNAPSHOT_METADATA_SERVICE", metadataCalls, "")
 	}
-	if v.All == nil {
-		return nil
-	}
-	v.Subject = "capabilities"
-	return &v
+	return forbidden, warnings
 }
 
 // isStub tells whether a method of service is promoted from one of the

@@ -2,7 +2,12 @@ package csiserver
 
 import (
 	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"reflect"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -63,25 +68,43 @@ func TestIsStub(t *testing.T) {
 	}
 }
 
-// TestPromisedCalls holds the tables to the services.
+// TestPromisedCalls compares the tables with the specification: the section of each
+// RPC says for which capability it must be implemented.
 func TestPromisedCalls(t *testing.T) {
-	methods := methodsOfCSI()
-	check := func(what string, calls []string) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/container-storage-interface/spec").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(out)), "spec.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for _, s := range strings.Split(string(text), "\n#### ")[1:] {
+		title, body, _ := strings.Cut(s, "\n")
+		sections[strings.Trim(title, "`")] = strings.Join(strings.Fields(strings.ReplaceAll(body, "`", "")), " ")
+	}
+	check := func(capability string, calls []string) {
 		for _, c := range calls {
-			if methods[c] == "" {
-				t.Errorf("%s: CSI has no %s", what, c)
+			must := regexp.MustCompile(`MUST implement this (` + c + ` )?RPC call if (it|plugin|the plugin) has (the )?` + capability + `\b`)
+			if !must.MatchString(sections[c]) {
+				t.Errorf("spec.md does not require %s for %s", c, capability)
 			}
 		}
 	}
-	for n, name := range csi.ControllerServiceCapability_RPC_Type_name {
-		t := csi.ControllerServiceCapability_RPC_Type(n)
-		check(name, controllerCalls[t])
+	for capability, calls := range controllerCalls {
+		check(capability.String(), calls)
 	}
-	for n, name := range csi.NodeServiceCapability_RPC_Type_name {
-		check(name, nodeCalls[csi.NodeServiceCapability_RPC_Type(n)])
+	for capability, calls := range nodeCalls {
+		check(capability.String(), calls)
 	}
-	for n, name := range csi.GroupControllerServiceCapability_RPC_Type_name {
-		check(name, groupCalls[csi.GroupControllerServiceCapability_RPC_Type(n)])
+	for capability, calls := range groupCalls {
+		check(capability.String(), calls)
 	}
-	check("SnapshotMetadata", metadataCalls)
+	methods := methodsOfCSI()
+	for _, c := range metadataCalls {
+		if methods[c] == "" || strings.Contains(sections[c], "MUST implement this") {
+			t.Errorf("%s does not exist, or must be implemented", c)
+		}
+	}
 }

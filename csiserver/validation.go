@@ -12,43 +12,44 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Checks says what becomes of a message that breaks the rules of the
-// specification.
-type Checks uint8
+// ValidationMode sets what happens to a message, or to a set of capabilities, that
+// breaks the rules of the specification.
+type ValidationMode uint8
 
 const (
-	// Enforce refuses it.
-	Enforce Checks = iota + 1
-	// Warn lets it pass, counts what is wrong with it and logs that at warn level.
-	Warn
-	// Off does not look at it.
-	Off
+	// ValidationEnforce refuses it.
+	ValidationEnforce ValidationMode = iota + 1
+	// ValidationWarn accepts it and logs the violations at warn level; those of messages
+	// are counted by [Metrics] as well.
+	ValidationWarn
+	// ValidationOff does not validate it.
+	ValidationOff
 )
 
-// WithValidation changes how messages are judged, as [csispec.CSISanity] does. In
+// WithValidationOptions changes how messages are judged, as [csispec.CSISanity] does. In
 // a [Server], [csispec.WithCapabilities] is added with those that its services
 // report.
-func WithValidation(opts ...csispec.Option) LayerOption {
-	return layerOption(func(c *layerConfig) { c.validation = append(c.validation, opts...) })
+func WithValidationOptions(opts ...csispec.Option) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.validation = append(c.validation, opts...) })
 }
 
-// WithRequestChecks says what becomes of requests that break the rules. The
-// default is [Enforce]. A driver that has made volumes with IDs of more than 128 bytes
-// needs [Warn], or nobody can unpublish and delete them.
-func WithRequestChecks(checks Checks) LayerOption {
-	return layerOption(func(c *layerConfig) { c.requests = checks })
+// WithRequestValidation says what becomes of requests that break the rules. The
+// default is [ValidationEnforce]. A driver that has made volumes with IDs of more than 128 bytes
+// needs [ValidationWarn], or nobody can unpublish and delete them.
+func WithRequestValidation(checks ValidationMode) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.requests = checks })
 }
 
-// WithResponseChecks says what becomes of responses that break the rules. The
-// default is [Warn], as the work has been done by then. [Enforce] is for tests: it
+// WithResponseValidation says what becomes of responses that break the rules. The
+// default is [ValidationWarn], as the work has been done by then. [ValidationEnforce] is for tests: it
 // answers INTERNAL instead, or UNAVAILABLE if the call changed something, which is
 // not undone.
 //
 // A response with a string that is not valid UTF-8 is refused like that in any
 // case: it cannot be sent, and gRPC would answer INTERNAL, by which a CO takes the
 // call for one that has left nothing behind.
-func WithResponseChecks(checks Checks) LayerOption {
-	return layerOption(func(c *layerConfig) { c.responses = checks })
+func WithResponseValidation(checks ValidationMode) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.responses = checks })
 }
 
 // Validation judges requests and responses by the rules of [csispec.Validate]. A
@@ -57,12 +58,12 @@ func WithResponseChecks(checks Checks) LayerOption {
 // sent on a stream of the SnapshotMetadata service is judged by
 // [csispec.MetadataStream] as well; of one stream, only the first message that breaks
 // rules is logged, while all are counted. A nil logger discards.
-func Validation(logger *slog.Logger, opts ...LayerOption) Interceptor {
-	return validation(orDiscard(logger), newLayerConfig(opts))
+func Validation(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
+	return validation(orDiscard(logger), newInterceptorConfig(opts))
 }
 
-func validation(logger *slog.Logger, c layerConfig) Interceptor {
-	v := validator{logger: logger, layerConfig: c}
+func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
+	v := validator{logger: logger, interceptorConfig: c}
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			if err := v.request(ctx, info.FullMethod, req); err != nil {
@@ -104,11 +105,11 @@ func validation(logger *slog.Logger, c layerConfig) Interceptor {
 
 type validator struct {
 	logger *slog.Logger
-	layerConfig
+	interceptorConfig
 }
 
 func (v *validator) request(ctx context.Context, method string, req any) error {
-	if v.requests == Off {
+	if v.requests == ValidationOff {
 		return nil
 	}
 	found := v.judge(req)
@@ -116,7 +117,7 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 		return nil
 	}
 	callOf(ctx).countViolations(ctx, method, "request", found)
-	if v.requests == Enforce {
+	if v.requests == ValidationEnforce {
 		return found
 	}
 	v.warn(ctx, method, req, "request", found)
@@ -127,11 +128,11 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 // that it lets pass.
 func (v *validator) response(ctx context.Context, method string, req any, found *csispec.Violations, tell bool) error {
 	unsendable := slices.ContainsFunc(found.All, func(x csispec.Violation) bool { return x.Rule == "utf-8" })
-	if v.responses == Off && !unsendable {
+	if v.responses == ValidationOff && !unsendable {
 		return nil
 	}
 	callOf(ctx).countViolations(ctx, method, "response", found)
-	if v.responses == Enforce || unsendable {
+	if v.responses == ValidationEnforce || unsendable {
 		return status.Error(outcomeUnknown(method), found.Error())
 	}
 	if tell {

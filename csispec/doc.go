@@ -7,7 +7,8 @@
 //     and credentials in mount flags are masked, and nothing is computed unless
 //     the message is printed.
 //   - [CheckCapabilities] finds capabilities that contradict each other, at
-//     start-up instead of in the first call that trips over them.
+//     start-up instead of in the first call that trips over them, and
+//     [CapabilityWarnings] those that no CO will use.
 //   - [MetadataStream] and [History] judge what takes more than one message: a
 //     stream of the SnapshotMetadata service, and what must not change between
 //     the answers of a plugin.

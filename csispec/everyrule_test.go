@@ -346,7 +346,14 @@ func healthy(reasons ...string) *csi.VolumeHealth {
 func capabilities(good csi.ControllerServiceCapability_RPC_Type, bad ...csi.ControllerServiceCapability_RPC_Type) passFail {
 	check := func(c []csi.ControllerServiceCapability_RPC_Type) func() error {
 		return func() error {
-			return CheckCapabilities(Capabilities{Plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}, Controller: c})
+			all := Capabilities{Plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}, Controller: c}
+			if err := CheckCapabilities(all); err != nil {
+				return err
+			}
+			if warnings := CapabilityWarnings(all); warnings != nil {
+				return &Violations{All: warnings}
+			}
+			return nil
 		}
 	}
 	return passFail{check([]csi.ControllerServiceCapability_RPC_Type{good}), check(bad)}

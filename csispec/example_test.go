@@ -109,5 +109,16 @@ func ExampleCheckCapabilities() {
 	})
 	fmt.Println(err)
 	// Output:
-	// invalid capabilities: controller.CLONE_VOLUME needs controller.CREATE_DELETE_VOLUME: add that, or drop this
+	// invalid capabilities: controller.CLONE_VOLUME needs controller.CREATE_DELETE_VOLUME: add that, or drop this (csi.proto: "Plugins reporting CLONE_VOLUME capability MUST support creating a volume from another volume.")
+}
+
+// A driver from before v1.13 may still report a capability that was removed.
+func ExampleCapabilityWarnings() {
+	for _, v := range csispec.CapabilityWarnings(csispec.Capabilities{
+		Node: []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_GET_VOLUME_STATS, 4},
+	}) {
+		fmt.Println(v.Field, v.Text)
+	}
+	// Output:
+	// node.4 is VOLUME_CONDITION, which CSI v1.13 removed: drop it, and report GET_VOLUME_HEALTH if there is an RPC for that
 }

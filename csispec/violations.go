@@ -19,7 +19,7 @@ type Violation struct {
 	// capacity-range, secret-key, topology-key, topology-value,
 	// topology-preferred, staging-path, plugin-name, capability,
 	// group-snapshot, duplicate, camel-case; from CheckCapabilities
-	// capability-unknown, capability-duplicate and capability-missing, and from
+	// and CapabilityWarnings capability-unknown, capability-duplicate and capability-missing, and from
 	// csiserver.New capability-call; from
 	// MetadataStream metadata-type, metadata-capacity, metadata-order,
 	// metadata-start, metadata-length and metadata-count; from History

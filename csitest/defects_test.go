@@ -53,6 +53,17 @@ var identityDefects = []defect{
 		}),
 	},
 	{
+		breaks: "identity.capabilities.useful", does: "GET_VOLUME_HEALTH is reported twice",
+		unary: after(func(r *csi.ControllerGetCapabilitiesResponse) {
+			for _, c := range r.Capabilities {
+				if c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH {
+					r.Capabilities = append(r.Capabilities, c)
+					break
+				}
+			}
+		}),
+	},
+	{
 		breaks: "identity.info.same-everywhere", does: "the controller has another name",
 		controller: after(func(r *csi.GetPluginInfoResponse) { r.Name = "ctl.csikit.dev" }),
 	},

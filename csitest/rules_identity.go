@@ -34,6 +34,17 @@ var identityRules = []Rule{
 		},
 	},
 	{
+		ID: "identity.capabilities.useful", Level: Should, Spec: "GetPluginCapabilities",
+		Title: "a CO can use every capability that is reported",
+		Why: "The specification allows EXPAND_VOLUME without VolumeExpansion, a service that the plugin does not report, and an unknown, removed or " +
+			"repeated capability. A CO ignores them, and the feature is silently off.",
+		check: func(c *Case) {
+			for _, v := range csispec.CapabilityWarnings(c.run.has) {
+				c.error("capabilities that a CO uses", "%s %s", v.Field, v.Text)
+			}
+		},
+	},
+	{
 		ID: "identity.info.same-everywhere", Level: Must, Spec: "GetPluginCapabilities",
 		Title: "the node and the controller endpoint tell the same about the plugin",
 		Why:   "The CO asks whichever process it meets first and applies the answer to all. All instances of one vendor_version have to report the same plugin capabilities.",

@@ -5,9 +5,8 @@
 // others, as the CSI specification proposes for an operation that is pending
 // already.
 //
-// [Table] is the lock table. [UnaryServerInterceptor] takes and returns the keys
-// around each call of a gRPC server, [StreamServerInterceptor] around each stream;
-// which keys a call needs is [DefaultPolicy]'s decision, or your own [Policy]'s.
+// [Table] is the lock table. [Interceptor] acquires and releases the keys around each
+// call and stream of a gRPC server; which keys a call needs is [DefaultPolicy]'s decision, or your own [Policy]'s.
 //
 // # The default policy
 //

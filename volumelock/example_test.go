@@ -83,14 +83,15 @@ func ExampleTable_AcquireWait() {
 }
 
 // A server of which no two calls work on the same volume, target or name.
-func ExampleUnaryServerInterceptor() {
-	var locks volumelock.Table
-	server := grpc.NewServer(grpc.ChainUnaryInterceptor(
-		// recovery, logging and validation come first
-		volumelock.UnaryServerInterceptor(&locks),
-	))
+func ExampleInterceptor() {
+	var table volumelock.Table
+	locks := volumelock.Interceptor(&table) // csiserver.WithInterceptors(locks) does the same
+	server := grpc.NewServer(
+		grpc.ChainUnaryInterceptor( /* recovery, logging, validation, */ locks.Unary),
+		grpc.ChainStreamInterceptor( /* likewise, */ locks.Stream),
+	)
 	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{})
-	fmt.Println(len(locks.Snapshot()), "keys held")
+	fmt.Println(len(table.Snapshot()), "keys held")
 	// Output: 0 keys held
 }
 
@@ -105,7 +106,7 @@ func ExampleWithPolicy() {
 		return keys
 	}
 	var locks volumelock.Table
-	_ = volumelock.UnaryServerInterceptor(&locks, volumelock.WithPolicy(policy))
+	_ = volumelock.Interceptor(&locks, volumelock.WithPolicy(policy))
 	for _, r := range policy(csi.Controller_CreateVolume_FullMethodName, &csi.CreateVolumeRequest{Name: "pvc-1"}) {
 		fmt.Println(r.Key, r.Mode)
 	}
@@ -116,7 +117,7 @@ func ExampleWithPolicy() {
 
 // In this driver a snapshot that is being read is not deleted, but can be read by
 // others.
-func ExampleStreamServerInterceptor() {
+func ExampleInterceptor_stream() {
 	read := func(ids ...string) (keys []volumelock.Request) {
 		for _, id := range ids {
 			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Snapshot, ID: id}, Mode: volumelock.Shared})
@@ -132,11 +133,8 @@ func ExampleStreamServerInterceptor() {
 		}
 		return volumelock.DefaultPolicy(fullMethod, req)
 	}
-	var locks volumelock.Table
-	server := grpc.NewServer(
-		grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(&locks, volumelock.WithPolicy(policy))),
-		grpc.StreamInterceptor(volumelock.StreamServerInterceptor(&locks, volumelock.WithPolicy(policy))),
-	)
+	locks := volumelock.Interceptor(new(volumelock.Table), volumelock.WithPolicy(policy))
+	server := grpc.NewServer(grpc.UnaryInterceptor(locks.Unary), grpc.StreamInterceptor(locks.Stream))
 	csi.RegisterSnapshotMetadataServer(server, csi.UnimplementedSnapshotMetadataServer{})
 	fmt.Println(policy(csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, &csi.GetMetadataAllocatedRequest{SnapshotId: "s"}))
 	fmt.Println(policy(csi.Controller_DeleteSnapshot_FullMethodName, &csi.DeleteSnapshotRequest{SnapshotId: "s"}))

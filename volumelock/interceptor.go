@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Option changes what [UnaryServerInterceptor] and [StreamServerInterceptor] do.
+// Option changes what [Interceptor] does.
 type Option interface{ apply(*config) }
 
 type config struct {
@@ -48,20 +48,37 @@ func WithRequestID(from func(context.Context) string) Option {
 	})
 }
 
-// UnaryServerInterceptor holds the keys of each call while its handler runs, also
-// when the handler panics. A call that cannot have its keys is answered with a
-// [*BusyError] and does not reach the handler.
+// Interceptor returns interceptors that hold the keys of each call while its handler
+// runs, also when the handler panics. A call whose keys are held by another call fails
+// with a [*BusyError] and does not reach the handler. Pass the result to
+// csiserver.WithInterceptors, or its fields to grpc.ChainUnaryInterceptor and
+// grpc.ChainStreamInterceptor.
 //
 // When the handler returns an error that has, or wraps, a method
 // Pending() <-chan struct{}, the keys are parked until that channel closes (see
 // [Held.Park]), and with several of them, as errors.Join may bring, until all have
 // closed; a nil channel means that nothing is pending.
 //
-// It belongs innermost, after validation (so that an invalid request is not told
-// to be busy) and below whatever turns errors into plain statuses (which would
-// hide Pending). One table may serve several servers.
-func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerInterceptor {
+// Of a streaming call, the keys of the first message received are held until the
+// handler returns. The streaming RPCs of CSI are those of SnapshotMetadata, which need
+// no keys under [DefaultPolicy]; Stream serves a [Policy] that, for instance, keeps a
+// snapshot from being deleted while it is read.
+//
+// Locks belong innermost: after validation, so that an invalid request is not refused
+// as busy, and inside of interceptors that turn errors into plain statuses, which would
+// hide Pending. Several servers may share one table.
+func Interceptor(t *Table, opts ...Option) struct {
+	Unary  grpc.UnaryServerInterceptor
+	Stream grpc.StreamServerInterceptor
+} {
 	c := newConfig(opts)
+	return struct {
+		Unary  grpc.UnaryServerInterceptor
+		Stream grpc.StreamServerInterceptor
+	}{c.unary(t), c.stream(t)}
+}
+
+func (c *config) unary(t *Table) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		held, err := c.acquire(ctx, t, info.FullMethod, req)
 		if err != nil {
@@ -74,13 +91,7 @@ func UnaryServerInterceptor(t *Table, opts ...Option) grpc.UnaryServerIntercepto
 	}
 }
 
-// StreamServerInterceptor is [UnaryServerInterceptor] for streaming calls: the keys
-// of the first message that is received are held until the handler returns. Of the
-// RPCs of CSI those of SnapshotMetadata are streams, which need no keys under
-// [DefaultPolicy]; this is for a [Policy] of your own, that for instance keeps a
-// snapshot from being deleted while it is read.
-func StreamServerInterceptor(t *Table, opts ...Option) grpc.StreamServerInterceptor {
-	c := newConfig(opts)
+func (c *config) stream(t *Table) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		s := &stream{ServerStream: ss, acquire: func(m any) (Held, error) {
 			return c.acquire(ss.Context(), t, info.FullMethod, m)

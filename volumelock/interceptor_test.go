@@ -45,10 +45,10 @@ func ok() error { return nil }
 func TestInterceptorHoldsKeysDuringTheCall(t *testing.T) {
 	var table volumelock.Table
 	type idKey struct{}
-	i := volumelock.UnaryServerInterceptor(&table, volumelock.WithRequestID(func(ctx context.Context) string {
+	i := volumelock.Interceptor(&table, volumelock.WithRequestID(func(ctx context.Context) string {
 		id, _ := ctx.Value(idKey{}).(string)
 		return id
-	}))
+	})).Unary
 	ctx := context.WithValue(t.Context(), idKey{}, "r1")
 	cause := errors.New("cause")
 	err := invoke(ctx, i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
@@ -73,7 +73,7 @@ func TestInterceptorHoldsKeysDuringTheCall(t *testing.T) {
 
 func TestInterceptorReadsPass(t *testing.T) {
 	var table volumelock.Table
-	i := volumelock.UnaryServerInterceptor(&table)
+	i := volumelock.Interceptor(&table).Unary
 	ran := false
 	err := invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
 		return invoke(t.Context(), i, csi.Node_NodeGetVolumeStats_FullMethodName, &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/s"}, func() error {
@@ -88,9 +88,9 @@ func TestInterceptorReadsPass(t *testing.T) {
 
 func TestInterceptorPolicyAndNilOptions(t *testing.T) {
 	var table volumelock.Table
-	i := volumelock.UnaryServerInterceptor(&table, volumelock.WithPolicy(func(method string, req any) []volumelock.Request {
+	i := volumelock.Interceptor(&table, volumelock.WithPolicy(func(method string, req any) []volumelock.Request {
 		return []volumelock.Request{ex(volumelock.Volume, method)}
-	}), volumelock.WithPolicy(nil), volumelock.WithRequestID(nil), volumelock.WithWait(0))
+	}), volumelock.WithPolicy(nil), volumelock.WithRequestID(nil), volumelock.WithWait(0)).Unary
 	err := invoke(t.Context(), i, "/vendor.v1.S/M", nil, func() error {
 		if got, want := held(&table), `volume "/vendor.v1.S/M" exclusive M`; got != want {
 			t.Errorf("held %s, want %s", got, want)
@@ -104,7 +104,7 @@ func TestInterceptorPolicyAndNilOptions(t *testing.T) {
 
 func TestInterceptorPanicReleases(t *testing.T) {
 	var table volumelock.Table
-	i := volumelock.UnaryServerInterceptor(&table)
+	i := volumelock.Interceptor(&table).Unary
 	func() {
 		defer func() {
 			if recover() != "boom" {
@@ -121,7 +121,7 @@ func TestInterceptorPanicReleases(t *testing.T) {
 func TestInterceptorParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		i := volumelock.UnaryServerInterceptor(&table)
+		i := volumelock.Interceptor(&table).Unary
 		hung := &pendingError{make(chan struct{})}
 		stageHangs := func() error {
 			return invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error {
@@ -171,7 +171,7 @@ func TestInterceptorParks(t *testing.T) {
 // An error type may have a Pending method and nothing pending.
 func TestInterceptorNothingPending(t *testing.T) {
 	var table volumelock.Table
-	i := volumelock.UnaryServerInterceptor(&table)
+	i := volumelock.Interceptor(&table).Unary
 	err := invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error { return &pendingError{} })
 	if err == nil {
 		t.Error("the error was lost")
@@ -192,7 +192,7 @@ func TestInterceptorParksForAllThatIsPending(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var table volumelock.Table
-				i := volumelock.UnaryServerInterceptor(&table)
+				i := volumelock.Interceptor(&table).Unary
 				a, b := &pendingError{make(chan struct{})}, &pendingError{make(chan struct{})}
 				call := func() error {
 					return invoke(t.Context(), i, csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func() error { return join(a, b) })
@@ -236,7 +236,7 @@ func (e *outerError) Unwrap() error { return e.cause }
 func TestInterceptorWait(t *testing.T) {
 	const limit = 10 * time.Second
 	call := func(ctx context.Context, table *volumelock.Table, method string, req any) (time.Duration, error) {
-		i := volumelock.UnaryServerInterceptor(table, volumelock.WithWait(limit))
+		i := volumelock.Interceptor(table, volumelock.WithWait(limit)).Unary
 		began := time.Now()
 		err := invoke(ctx, i, method, req, ok)
 		return time.Since(began), err
@@ -306,7 +306,7 @@ func TestInterceptorWait(t *testing.T) {
 	t.Run("many wait, one after the other", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var table volumelock.Table
-			i := volumelock.UnaryServerInterceptor(&table, volumelock.WithWait(time.Minute))
+			i := volumelock.Interceptor(&table, volumelock.WithWait(time.Minute)).Unary
 			var calls sync.WaitGroup
 			began := time.Now()
 			for range 20 {
@@ -350,7 +350,7 @@ func TestInterceptorManyPods(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var table volumelock.Table
-				i := volumelock.UnaryServerInterceptor(&table, volumelock.WithPolicy(tt.policy))
+				i := volumelock.Interceptor(&table, volumelock.WithPolicy(tt.policy)).Unary
 				run := func(method string, req func(target string) any) (inside, aborted int) {
 					var mu sync.Mutex
 					var calls sync.WaitGroup
@@ -424,9 +424,9 @@ func serve(t *testing.T, table *volumelock.Table, opts ...volumelock.Option) (*d
 		t.Fatal(err)
 	}
 	d := &driver{entered: make(chan struct{}), release: make(chan struct{})}
+	locks := volumelock.Interceptor(table, opts...)
 	server := grpc.NewServer(
-		grpc.UnaryInterceptor(volumelock.UnaryServerInterceptor(table, opts...)),
-		grpc.StreamInterceptor(volumelock.StreamServerInterceptor(table, opts...)))
+		grpc.UnaryInterceptor(locks.Unary), grpc.StreamInterceptor(locks.Stream))
 	csi.RegisterNodeServer(server, d)
 	csi.RegisterSnapshotMetadataServer(server, d)
 	var background sync.WaitGroup

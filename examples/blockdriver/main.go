@@ -11,12 +11,9 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/blocking"
@@ -25,7 +22,6 @@ import (
 	"github.com/csikit/csikit/nodeops"
 	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
-	"google.golang.org/grpc"
 )
 
 // version is reported as vendor_version; releases set it with -ldflags.
@@ -54,11 +50,15 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if ok, err := runCommand(args, getenv, stdout); ok {
 		return err
 	}
-	return runLocked(ctx, args, getenv, stdout, stderr, volumelock.UnaryServerInterceptor)
+	return runLocked(ctx, args, getenv, stdout, stderr, lockVolumes)
 }
 
-// locking is volumelock.UnaryServerInterceptor, or what a test puts in its place.
-type locking = func(*volumelock.Table, ...volumelock.Option) grpc.UnaryServerInterceptor
+// locking is lockVolumes, or what a test uses instead.
+type locking = func(*volumelock.Table, ...volumelock.Option) csiserver.Interceptor
+
+func lockVolumes(t *volumelock.Table, opts ...volumelock.Option) csiserver.Interceptor {
+	return volumelock.Interceptor(t, opts...)
+}
 
 func runLocked(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer, lock locking) error {
 	cfg, err := parseConfig(args, getenv, stdout)
@@ -77,14 +77,14 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	if err := locks.Instrument(tell.meters); err != nil {
 		return err
 	}
-	sections := []csiserver.Section{csiserver.Rows("locks", locks.Snapshot)}
+	sections := []csiserver.HealthSection{csiserver.DebugTable("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
 		csiserver.WithMeterProvider(tell.meters),
 		csiserver.WithTracerProvider(tell.tracers),
-		csiserver.WithUnaryInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
+		csiserver.WithValidationOptions(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	var backend *filePools
@@ -94,8 +94,8 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		}
 		defer backend.Close()
 		opts = append(opts,
-			csiserver.WithUnaryInterceptors(backend.UnaryServerInterceptor), csiserver.WithStreamInterceptors(backend.StreamServerInterceptor))
-		opts = append(opts, csiserver.WithController(newController(backend, cfg.hasTopology())),
+			csiserver.WithInterceptors(csiserver.Interceptor{Unary: backend.UnaryServerInterceptor, Stream: backend.StreamServerInterceptor}),
+			csiserver.WithController(newController(backend, cfg.hasTopology())),
 			csiserver.WithGroupController(newGroupController(backend)), csiserver.WithSnapshotMetadata(newSnapshotMetadata(backend)))
 	} else { // every process of a plugin reports the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE,
@@ -116,7 +116,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			backend.freezer = node
 		}
 		opts = append(opts, csiserver.WithNode(node))
-		sections = append(sections, csiserver.Rows("in the kernel", ops.InFlight))
+		sections = append(sections, csiserver.DebugTable("in the kernel", ops.InFlight))
 	}
 	if cfg.hasTopology() {
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
@@ -125,7 +125,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	if err != nil {
 		return err
 	}
-	register := func(context.Context) error { return nil }
+	var beside []csiserver.ServeOption
 	if cfg.register != "" {
 		r, err := registration.New(registration.Config{
 			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
@@ -133,52 +133,17 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		if err != nil {
 			return err
 		}
-		register = r.Serve
+		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
 		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
-			csiserver.Rows("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
+			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
+	beside = append(beside, csiserver.WithHealth(cfg.http, tell.with(server.Health(sections...))))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
-	if cfg.http != "" {
-		stop, err := serveHTTP(cfg.http, tell.with(server.Health(sections...)), log)
-		if err != nil {
-			return errors.Join(err, lis.Close())
-		}
-		defer stop()
-	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pools.String(), "node_id", cfg.nodeID, "version", version)
-	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
-}
-
-// serve runs the server until ctx ends or it fails, and meanwhile the registration,
-// which never ends by itself.
-func serve(ctx context.Context, register, server func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	registered := make(chan error, 1)
-	go func() { registered <- register(ctx) }()
-	err := server(ctx)
-	stop()
-	return errors.Join(err, <-registered)
-}
-
-// serveHTTP serves /healthz, /readyz, /debug and /metrics beside CSI, which goes on
-// without them.
-func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
-	lis, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("-http: %w", err)
-	}
-	log.Info("serving health", "http", lis.Addr().String())
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	go func() {
-		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("health is no longer served", "error", err)
-		}
-	}()
-	return func() { srv.Close() }, nil
+	return server.Serve(ctx, lis, beside...)
 }
 
 func newLogger(cfg config, w io.Writer) *slog.Logger {

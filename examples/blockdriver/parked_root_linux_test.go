@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/volumelock"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -25,9 +25,9 @@ func TestTeardownPassesAHungExpand(t *testing.T) {
 	gate.Tools(t, "mkfs.xfs", "blkid", "xfs_growfs")
 	w := newCrashVolume(t, "xfs", 300<<20)
 	var table *volumelock.Table
-	serveLocked(t, w, func(locks *volumelock.Table, opts ...volumelock.Option) grpc.UnaryServerInterceptor {
+	serveLocked(t, w, func(locks *volumelock.Table, opts ...volumelock.Option) csiserver.Interceptor {
 		table = locks // before anything is served
-		return volumelock.UnaryServerInterceptor(locks, opts...)
+		return volumelock.Interceptor(locks, opts...)
 	})
 	t.Cleanup(w.close)
 	must(t, w.create())

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/volumelock"
 	"google.golang.org/grpc"
@@ -31,7 +32,7 @@ func TestPodsOfOneVolume(t *testing.T) {
 		lock    locking
 		refused int // of each wave
 	}{
-		{"volumelock", volumelock.UnaryServerInterceptor, 0},
+		{"volumelock", lockVolumes, 0},
 		{"a lock per volume", perVolume, pods - 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -108,9 +109,9 @@ func publishedPods(t *testing.T, w *crashVolume) (pods []string) {
 }
 
 // perVolume is the lock that many drivers have: one key, the volume.
-func perVolume(*volumelock.Table, ...volumelock.Option) grpc.UnaryServerInterceptor {
+func perVolume(*volumelock.Table, ...volumelock.Option) csiserver.Interceptor {
 	var busy sync.Map
-	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		r, ok := req.(interface{ GetVolumeId() string })
 		if !ok {
 			return handler(ctx, req)
@@ -120,7 +121,7 @@ func perVolume(*volumelock.Table, ...volumelock.Option) grpc.UnaryServerIntercep
 		}
 		defer busy.Delete(r.GetVolumeId())
 		return handler(ctx, req)
-	}
+	}}
 }
 
 // meeting ends when for each target a call is in the driver or was refused.
@@ -148,9 +149,9 @@ func (m *meeting) arrive(target string) {
 // meetingBehind holds the calls of pods that have passed the lock, while there is a
 // meeting.
 func meetingBehind(lock locking, now *atomic.Pointer[meeting]) locking {
-	return func(locks *volumelock.Table, opts ...volumelock.Option) grpc.UnaryServerInterceptor {
-		behind := lock(locks, opts...)
-		return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	return func(locks *volumelock.Table, opts ...volumelock.Option) csiserver.Interceptor {
+		behind := lock(locks, opts...).Unary
+		return csiserver.Interceptor{Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			return behind(ctx, req, info, func(ctx context.Context, req any) (any, error) {
 				r, pod := req.(interface{ GetTargetPath() string })
 				if m := now.Load(); m != nil && pod {
@@ -164,7 +165,7 @@ func meetingBehind(lock locking, now *atomic.Pointer[meeting]) locking {
 				}
 				return handler(ctx, req)
 			})
-		}
+		}}
 	}
 }
 

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -65,16 +63,16 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		return err
 	}
 	locks := new(volumelock.Table)
-	sections := []csiserver.Section{
-		csiserver.Rows("servers", servers.Snapshot), csiserver.Rows("work", servers.Jobs), csiserver.Rows("locks", locks.Snapshot),
+	sections := []csiserver.HealthSection{
+		csiserver.DebugTable("servers", servers.Snapshot), csiserver.DebugTable("work", servers.Jobs), csiserver.DebugTable("locks", locks.Snapshot),
 	}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithMeterProvider(meters),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
-		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks,
+		csiserver.WithInterceptors(volumelock.Interceptor(locks,
 			volumelock.WithPolicy(lockPolicy), volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithValidationOptions(csispec.CSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
@@ -109,7 +107,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		defer backend.Close()
 		backend.Recover()
 		opts = append(opts, csiserver.WithController(newController(backend, cfg.exports != nil)))
-		sections = append(sections, csiserver.Rows("exports", exports.Snapshot))
+		sections = append(sections, csiserver.DebugTable("exports", exports.Snapshot))
 	} else { // every process of a plugin has to report the same
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	}
@@ -120,13 +118,13 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 			return err
 		}
 		opts = append(opts, csiserver.WithNode(newNode(cfg, servers, node)))
-		sections = append(sections, csiserver.Rows("in the kernel", node.InFlight))
+		sections = append(sections, csiserver.DebugTable("in the kernel", node.InFlight))
 	}
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: version}, opts...)
 	if err != nil {
 		return err
 	}
-	register := func(context.Context) error { return nil }
+	var beside []csiserver.ServeOption
 	if cfg.register != "" {
 		r, err := registration.New(registration.Config{
 			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
@@ -134,21 +132,15 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		if err != nil {
 			return err
 		}
-		register = r.Serve
+		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
 	}
+	beside = append(beside, csiserver.WithHealth(cfg.http, server.Health(sections...)))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
-	if cfg.http != "" {
-		stop, err := serveHTTP(cfg.http, server.Health(sections...), log)
-		if err != nil {
-			return errors.Join(err, lis.Close())
-		}
-		defer stop()
-	}
 	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", version)
-	return serve(ctx, register, func(ctx context.Context) error { return server.Serve(ctx, lis) })
+	return server.Serve(ctx, lis, beside...)
 }
 
 // lockPolicy makes CreateVolume and DeleteVolume of one directory exclude each other, and
@@ -177,35 +169,6 @@ func lockPolicy(method string, req any) []volumelock.Request {
 		}
 	}
 	return keys
-}
-
-// serve runs the server and the registration until ctx ends or the server fails. The
-// registration only ends with its context.
-func serve(ctx context.Context, register, server func(context.Context) error) error {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	registered := make(chan error, 1)
-	go func() { registered <- register(ctx) }()
-	err := server(ctx)
-	stop()
-	return errors.Join(err, <-registered)
-}
-
-// serveHTTP serves /healthz, /readyz and /debug. If that fails later, CSI is still
-// served.
-func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
-	lis, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("-http: %w", err)
-	}
-	log.Info("serving health and debug pages", "http", lis.Addr().String())
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
-	go func() {
-		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("stopped serving health and debug pages", "error", err)
-		}
-	}()
-	return func() { srv.Close() }, nil
 }
 
 func newLogger(cfg config, w io.Writer) *slog.Logger {

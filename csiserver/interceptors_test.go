@@ -103,7 +103,7 @@ func TestLogLevel(t *testing.T) {
 func TestLogTwice(t *testing.T) {
 	outer, inner := &logBook{}, &logBook{}
 	p := serve(t, csiserver.WithLogger(outer.logger(slog.LevelInfo)),
-		csiserver.WithUnaryInterceptors(csiserver.Logging(inner.logger(slog.LevelInfo)).Unary),
+		csiserver.WithInterceptors(csiserver.Logging(inner.logger(slog.LevelInfo))),
 		csiserver.WithNode(&node{unpublish: func(context.Context, *csi.NodeUnpublishVolumeRequest) error { return nil }}))
 	for range 3 {
 		if _, err := p.node().NodeUnpublishVolume(t.Context(), unpublishRequest); err != nil {
@@ -190,8 +190,8 @@ func TestChecks(t *testing.T) {
 		logged            []string
 	}{
 		{nil, codes.InvalidArgument, codes.OK, []string{"response breaks rules of CSI"}},
-		{[]csiserver.Option{csiserver.WithRequestChecks(csiserver.Warn), csiserver.WithResponseChecks(csiserver.Enforce)}, codes.OK, codes.Internal, []string{"request breaks rules of CSI"}},
-		{[]csiserver.Option{csiserver.WithRequestChecks(csiserver.Off), csiserver.WithResponseChecks(csiserver.Off)}, codes.OK, codes.OK, nil},
+		{[]csiserver.Option{csiserver.WithRequestValidation(csiserver.ValidationWarn), csiserver.WithResponseValidation(csiserver.ValidationEnforce)}, codes.OK, codes.Internal, []string{"request breaks rules of CSI"}},
+		{[]csiserver.Option{csiserver.WithRequestValidation(csiserver.ValidationOff), csiserver.WithResponseValidation(csiserver.ValidationOff)}, codes.OK, codes.OK, nil},
 	} {
 		t.Run(fmt.Sprint(tt.request, tt.response), func(t *testing.T) {
 			book := &logBook{}
@@ -237,17 +237,17 @@ func TestStreamIsJudged(t *testing.T) {
 		return nil
 	}
 	for _, tt := range []struct {
-		checks   csiserver.Checks
+		checks   csiserver.ValidationMode
 		messages int
 		code     codes.Code
 		logged   int
 	}{
-		{csiserver.Warn, 4, codes.OK, 1},
-		{csiserver.Enforce, 1, codes.Internal, 0},
-		{csiserver.Off, 4, codes.OK, 0},
+		{csiserver.ValidationWarn, 4, codes.OK, 1},
+		{csiserver.ValidationEnforce, 1, codes.Internal, 0},
+		{csiserver.ValidationOff, 4, codes.OK, 0},
 	} {
 		book, ledger := &logBook{}, &ledger{}
-		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseChecks(tt.checks), csiserver.WithMeterProvider(ledger),
+		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseValidation(tt.checks), csiserver.WithMeterProvider(ledger),
 			csiserver.WithSnapshotMetadata(&metadata{allocated: send}))
 		n, err := p.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: "s"})
 		if errors.Is(err, io.EOF) {
@@ -259,7 +259,7 @@ func TestStreamIsJudged(t *testing.T) {
 		if lines := book.lines(t, "response breaks rules of CSI"); len(lines) != tt.logged || tt.logged > 0 && !strings.Contains(fmt.Sprint(lines[0]["error"]), "before the end") {
 			t.Errorf("%v: %s", tt.checks, book)
 		}
-		if tt.checks == csiserver.Warn {
+		if tt.checks == csiserver.ValidationWarn {
 			for rule, want := range map[string]int64{"metadata-order": 2, "metadata-length": 1} {
 				if got := ledger.all()["csikit.csiserver.violations{message=response,method=/csi.v1.SnapshotMetadata/GetMetadataAllocated,rule="+rule+"}"]; got != want {
 					t.Errorf("%s counted %d times, want %d: %v", rule, got, want, ledger.all())
@@ -273,9 +273,9 @@ func TestStreamIsJudged(t *testing.T) {
 // takes that as proof that nothing is left behind, and a provisioner that no volume
 // was made.
 func TestResponseThatCannotBeSent(t *testing.T) {
-	for _, checks := range []csiserver.Checks{csiserver.Enforce, csiserver.Warn, csiserver.Off} {
+	for _, checks := range []csiserver.ValidationMode{csiserver.ValidationEnforce, csiserver.ValidationWarn, csiserver.ValidationOff} {
 		book := &logBook{}
-		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseChecks(checks),
+		p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithResponseValidation(checks),
 			csiserver.WithController(&latin1{}))
 		c := csi.NewControllerClient(p.conn)
 		_, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", VolumeCapabilities: []*csi.VolumeCapability{publishRequest().VolumeCapability}})

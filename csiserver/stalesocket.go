@@ -21,8 +21,8 @@ func (e *servedError) Error() string {
 	return fmt.Sprintf("already served by %s: stop that process, or choose another path", e.who)
 }
 
-// clearWay makes room for a socket at path, if nothing of value is there.
-func clearWay(path string, timeout time.Duration) error {
+// removeStaleSocket makes room for a socket at path, if nothing of value is there.
+func removeStaleSocket(path string, timeout time.Duration) error {
 	// The file may be exchanged while its owner is asked, by a process that
 	// knows nothing of the lock.
 	for range 3 {
@@ -36,7 +36,7 @@ func clearWay(path string, timeout time.Duration) error {
 		if found.Mode().Type() != fs.ModeSocket {
 			return fmt.Errorf("a file that is no socket (%v) is in the way: move it elsewhere, or choose another path", found.Mode())
 		}
-		who, err := whoServes(path, timeout)
+		who, err := probeSocket(path, timeout)
 		if err != nil {
 			return fmt.Errorf("a socket is in the way and cannot be asked who serves it: %w", err)
 		}
@@ -54,9 +54,9 @@ func clearWay(path string, timeout time.Duration) error {
 	return errors.New("the socket in the way changes all the time: another process keeps making it")
 }
 
-// whoServes tells who serves the socket at path. It returns an empty string if
+// probeSocket tells who serves the socket at path. It returns an empty string if
 // nobody does, and an error if that cannot be told.
-func whoServes(path string, timeout time.Duration) (string, error) {
+func probeSocket(path string, timeout time.Duration) (string, error) {
 	err := awaitByte(path, timeout)
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 		// Either somebody accepted the connection and hung up, or the listener went
@@ -96,7 +96,7 @@ const http2Preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\
 // bounds the connect and the wait each, because a connect that had to wait for
 // room in the backlog met somebody who accepts.
 func awaitByte(path string, timeout time.Duration) error {
-	conn, err := dialPatiently(path, timeout)
+	conn, err := dialWithRetry(path, timeout)
 	if err != nil {
 		return err
 	}
@@ -110,9 +110,9 @@ func awaitByte(path string, timeout time.Duration) error {
 	return err
 }
 
-// dialPatiently connects to path. A server under load has a full backlog, which
+// dialWithRetry connects to path. A server under load has a full backlog, which
 // is not the same as being dead.
-func dialPatiently(path string, timeout time.Duration) (net.Conn, error) {
+func dialWithRetry(path string, timeout time.Duration) (net.Conn, error) {
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
 		conn, err := net.Dial("unix", path)
 		if !errors.Is(err, syscall.EAGAIN) || time.Now().After(deadline) {

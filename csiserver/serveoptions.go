@@ -1,0 +1,161 @@
+package csiserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+)
+
+const (
+	// healthHeaderTimeout bounds a client that connects to the health server and sends
+	// nothing.
+	healthHeaderTimeout = 5 * time.Second
+	// healthStopTimeout is what HTTP requests in flight get to end.
+	healthStopTimeout = unwindTimeout / 2
+)
+
+// A ServeOption adds what [Server.Serve] runs beside the gRPC server.
+type ServeOption interface{ applyServe(*serveConfig) }
+
+type serveConfig struct {
+	health     []healthServer
+	background []background
+}
+
+type serveOption func(*serveConfig)
+
+func (o serveOption) applyServe(c *serveConfig) { o(c) }
+
+// WithHealth serves h, which is [Server.Health] or has it in a mux of its own beside a
+// page for metrics, by HTTP on address, such as "127.0.0.1:9808". An empty address adds
+// nothing.
+//
+// Serve fails before it serves anything if it cannot listen on address. A later failure
+// of the HTTP server is logged and does not end Serve. The pages remain while calls are
+// drained; requests in flight then get half a second to end, within the bound of Serve.
+func WithHealth(address string, h http.Handler) ServeOption {
+	return serveOption(func(c *serveConfig) {
+		if address != "" {
+			c.health = append(c.health, healthServer{address: address, handler: h})
+		}
+	})
+}
+
+// WithBackground runs a function beside the server, such as the Serve of a
+// registration.Registrar. Its context ends with that of Serve, or when the server fails.
+// Serve waits for it, within the bound of Serve, and its error becomes part of Serve's;
+// if it returns one earlier, that is logged and does not end Serve. name is for errors
+// and logs.
+func WithBackground(name string, run func(ctx context.Context) error) ServeOption {
+	return serveOption(func(c *serveConfig) { c.background = append(c.background, background{name, run}) })
+}
+
+type background struct {
+	name string
+	run  func(context.Context) error
+}
+
+// startBackground runs all functions and returns a channel for the error of each.
+func (s *Server) startBackground(ctx context.Context, all []background) []<-chan error {
+	var results []<-chan error
+	for _, b := range all {
+		done := make(chan error, 1)
+		results = append(results, done)
+		go func() {
+			err := b.run(ctx)
+			if err != nil {
+				if ctx.Err() == nil {
+					s.logger.LogAttrs(ctx, slog.LevelError, "background function failed", slog.String("name", b.name), slog.Any("error", err))
+				}
+				err = fmt.Errorf("%s: %w", b.name, err)
+			}
+			done <- err
+		}()
+	}
+	return results
+}
+
+// waitBackground waits until end for the functions, whose context has ended.
+func waitBackground(all []background, results []<-chan error, end time.Time) error {
+	timeout := time.NewTimer(time.Until(end))
+	defer timeout.Stop()
+	expired := false
+	var errs []error
+	for i, done := range results {
+		if !expired {
+			select {
+			case err := <-done:
+				errs = append(errs, err)
+				continue
+			case <-timeout.C:
+				expired = true
+			}
+		}
+		select {
+		case err := <-done:
+			errs = append(errs, err)
+		default:
+			errs = append(errs, fmt.Errorf("%s: has not returned although its context ended", all[i].name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type healthServer struct {
+	address string
+	handler http.Handler
+	lis     net.Listener
+	srv     *http.Server
+}
+
+// listenHealth listens on all addresses or on none.
+func (s *Server) listenHealth(ctx context.Context, all []healthServer) error {
+	for i := range all {
+		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", all[i].address)
+		if err != nil {
+			for _, h := range all[:i] {
+				h.lis.Close()
+			}
+			return fmt.Errorf("health: %w", err)
+		}
+		all[i].lis = lis
+	}
+	return nil
+}
+
+func (s *Server) serveHealth(ctx context.Context, all []healthServer) {
+	for i := range all {
+		h := &all[i]
+		h.srv = &http.Server{
+			Handler: h.handler, ReadHeaderTimeout: healthHeaderTimeout,
+			ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn),
+		}
+		s.logger.LogAttrs(ctx, slog.LevelInfo, "serving health", slog.String("http", h.lis.Addr().String()))
+		go func() {
+			if err := h.srv.Serve(h.lis); !errors.Is(err, http.ErrServerClosed) {
+				s.logger.LogAttrs(ctx, slog.LevelError, "health server failed", slog.String("http", h.address), slog.Any("error", err))
+			}
+		}()
+	}
+}
+
+// stopHealth ends the health servers before end.
+func stopHealth(all []healthServer, end time.Time) {
+	if len(all) == 0 {
+		return
+	}
+	if latest := time.Now().Add(healthStopTimeout); latest.Before(end) {
+		end = latest
+	}
+	ctx, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	for _, h := range all {
+		if h.srv.Shutdown(ctx) != nil {
+			h.srv.Close()
+		}
+	}
+}
