@@ -617,7 +617,7 @@ func TestValidationComesFirst(t *testing.T) {
 			t.Error("the handler was reached")
 			return nil
 		}}),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithValidation(csispec.WithCSISanity()),
 		csiserver.WithUnaryInterceptors(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			reached++
 			return next(ctx, req)

@@ -25,7 +25,7 @@ const (
 	Off
 )
 
-// WithValidation changes how messages are judged, as [csispec.CSISanity] does. In
+// WithValidation changes how messages are validated, as [csispec.WithCSISanity] does. In
 // a [Server], [csispec.WithCapabilities] is added with those that its services
 // report.
 func WithValidation(opts ...csispec.Option) LayerOption {

@@ -74,7 +74,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
 		csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(locks,
 			volumelock.WithPolicy(lockPolicy), volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidation(csispec.CSISanity()),
+		csiserver.WithValidation(csispec.WithCSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
