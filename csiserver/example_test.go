@@ -135,7 +135,7 @@ func ExampleServer_Health() {
 		panic(err)
 	}
 	locks := new(volumelock.Table)
-	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "share-1"}})
+	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindVolume, ID: "share-1"}})
 	if err != nil {
 		panic(err)
 	}

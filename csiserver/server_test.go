@@ -669,7 +669,7 @@ func TestValidationComesFirst(t *testing.T) {
 			t.Error("the handler was reached")
 			return nil
 		}}),
-		csiserver.WithValidationOptions(csispec.CSISanity()),
+		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithInterceptors(csiserver.Interceptor{Unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			reached++
 			return next(ctx, req)

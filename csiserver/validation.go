@@ -26,7 +26,7 @@ const (
 	ValidationOff
 )
 
-// WithValidationOptions changes how messages are judged, as [csispec.CSISanity] does. In
+// WithValidationOptions sets options of the validation, such as [csispec.WithCSISanity]. In
 // a [Server], [csispec.WithCapabilities] is added with those that its services
 // report.
 func WithValidationOptions(opts ...csispec.Option) InterceptorOption {

@@ -72,7 +72,7 @@ func BenchmarkValidate(b *testing.B) {
 		opts []csispec.Option
 	}{
 		{"plain", nil},
-		{"options", []csispec.Option{csispec.CSISanity(), csispec.WithCapabilities(csispec.Capabilities{
+		{"options", []csispec.Option{csispec.WithCSISanity(), csispec.WithCapabilities(csispec.Capabilities{
 			Node:   []csi.NodeServiceCapability_RPC_Type{csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME},
 			Plugin: []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE},
 		})}},

@@ -27,7 +27,7 @@ type textRule uint8
 const (
 	required textRule = 1 << iota
 	absolutePath
-	lenientPath // may be relative for AllowRelativeVolumePath
+	lenientPath // may be relative for WithRelativeVolumePathAllowed
 	noControls
 )
 

@@ -332,7 +332,7 @@ func requirement(requisite, preferred string) *csi.TopologyRequirement {
 func publishFrom(staging string) error {
 	m := sound((&csi.NodePublishVolumeRequest{}).ProtoReflect()).(*csi.NodePublishVolumeRequest)
 	m.StagingTargetPath = staging
-	return Validate(m, StageUnstage())
+	return Validate(m, WithStageUnstageVolume())
 }
 
 func healthy(reasons ...string) *csi.VolumeHealth {

@@ -1,11 +1,11 @@
 package csispec
 
-// An Option changes how [Validate] judges a message.
+// An Option configures [Validate].
 type Option interface{ apply(config) config }
 
 // config goes by value, so that it stays off the heap.
 type config struct {
-	// present and absent are what the plugin is known to have and to lack.
+	// present and absent are the capabilities that the plugin certainly has and lacks.
 	present, absent        features
 	relativeVolumePath     bool
 	emptyMutableParameters bool
@@ -18,7 +18,7 @@ type option func(config) config
 
 func (o option) apply(c config) config { return o(c) }
 
-// WithCapabilities judges messages by what the plugin can do, with the rule
+// WithCapabilities validates messages against the plugin's capabilities, with the rule
 // "capability" and INVALID_ARGUMENT (INTERNAL for responses):
 //
 //   - accessibility_requirements and accessible_topology need
@@ -31,14 +31,14 @@ func (o option) apply(c config) config { return o(c) }
 //     ControllerPublishVolumeRequest PUBLISH_READONLY;
 //   - volume_mount_group needs VOLUME_MOUNT_GROUP, and the access modes
 //     SINGLE_NODE_SINGLE_WRITER and SINGLE_NODE_MULTI_WRITER need
-//     SINGLE_NODE_MULTI_WRITER of the service that is called, but in a
-//     ValidateVolumeCapabilitiesRequest, which asks just that;
+//     SINGLE_NODE_MULTI_WRITER of the service that is called, except in a
+//     ValidateVolumeCapabilitiesRequest, which asks whether they are supported;
 //   - status of an entry of ListVolumesResponse is required with
-//     LIST_VOLUMES_PUBLISHED_NODES, and staging_target_path as by
-//     [StageUnstage] with STAGE_UNSTAGE_VOLUME.
+//     LIST_VOLUMES_PUBLISHED_NODES, and staging_target_path, as with
+//     [WithStageUnstageVolume], with STAGE_UNSTAGE_VOLUME.
 //
-// What depends on a service of another process, as told by a nil list, passes;
-// c.Plugin is the same in every process and has to be given.
+// Fields that depend on a service of another process, whose list is nil, pass;
+// c.Plugin is the same in every process and has to be set.
 func WithCapabilities(c Capabilities) Option {
 	present, absent := c.split()
 	return option(func(c config) config {
@@ -48,33 +48,33 @@ func WithCapabilities(c Capabilities) Option {
 	})
 }
 
-// StageUnstage tells that the node plugin has the capability
+// WithStageUnstageVolume means that the node plugin has the capability
 // STAGE_UNSTAGE_VOLUME. A NodePublishVolumeRequest then needs a
-// staging_target_path; one without is answered FAILED_PRECONDITION, but only
-// if nothing else is wrong with it.
-func StageUnstage() Option {
+// staging_target_path; without one the code is FAILED_PRECONDITION, unless another
+// field is invalid too.
+func WithStageUnstageVolume() Option {
 	return option(func(c config) config { c.present |= stageUnstage; return c })
 }
 
-// RefuseAlpha refuses what CSI v1.13 calls alpha: fields and enum values with
+// WithAlphaRejected rejects what CSI v1.13 declares alpha: fields and enum values with
 // INVALID_ARGUMENT, requests of alpha calls with UNIMPLEMENTED.
-func RefuseAlpha() Option {
+func WithAlphaRejected() Option {
 	return option(func(c config) config { c.refuseAlpha = true; return c })
 }
 
-// AllowUnknown lets enum values pass that CSI v1.13 does not declare, and oneofs
-// without an arm that it knows, as a container orchestrator has to when it reads
-// the answers of a plugin that is ahead of it.
-func AllowUnknown() Option {
+// WithUnknownValuesAllowed accepts enum values that CSI v1.13 does not declare, and oneofs
+// without a known field, as a container orchestrator has to in the
+// responses of a plugin with a later version of CSI.
+func WithUnknownValuesAllowed() Option {
 	return option(func(c config) config { c.allowUnknown = true; return c })
 }
 
-// CSISanity lets those requests pass to the driver which csi-sanity v5.6.0
-// sends although the specification forbids them, because it wants the driver's
-// answer and not INVALID_ARGUMENT. It is the sum of
-// [AllowRelativeVolumePath], [AllowEmptyMutableParameters] and
-// [AllowEmptySnapshotIDs].
-func CSISanity() Option {
+// WithCSISanity accepts those requests which csi-sanity v5.6.0
+// sends although the specification forbids them, because it expects the driver's
+// response and not INVALID_ARGUMENT. It combines
+// [WithRelativeVolumePathAllowed], [WithEmptyMutableParametersAllowed] and
+// [WithEmptySnapshotIDsAllowed].
+func WithCSISanity() Option {
 	return option(func(c config) config {
 		c.relativeVolumePath = true
 		c.emptyMutableParameters = true
@@ -83,22 +83,21 @@ func CSISanity() Option {
 	})
 }
 
-// AllowRelativeVolumePath lets a relative volume_path pass in
+// WithRelativeVolumePathAllowed accepts a relative volume_path in
 // NodeGetVolumeStatsRequest and NodeExpandVolumeRequest. csi-sanity sends one
-// and wants NOT_FOUND.
-func AllowRelativeVolumePath() Option {
+// and expects NOT_FOUND.
+func WithRelativeVolumePathAllowed() Option {
 	return option(func(c config) config { c.relativeVolumePath = true; return c })
 }
 
-// AllowEmptyMutableParameters lets a ControllerModifyVolumeRequest pass that
-// modifies nothing. csi-sanity sends one unless it is given parameters.
-func AllowEmptyMutableParameters() Option {
+// WithEmptyMutableParametersAllowed accepts a ControllerModifyVolumeRequest without
+// mutable_parameters. csi-sanity sends one unless it is configured with parameters.
+func WithEmptyMutableParametersAllowed() Option {
 	return option(func(c config) config { c.emptyMutableParameters = true; return c })
 }
 
-// AllowEmptySnapshotIDs lets a DeleteVolumeGroupSnapshotRequest and a
-// GetVolumeGroupSnapshotRequest pass without their snapshot_ids. csi-sanity
-// sends them so.
-func AllowEmptySnapshotIDs() Option {
+// WithEmptySnapshotIDsAllowed accepts a DeleteVolumeGroupSnapshotRequest and a
+// GetVolumeGroupSnapshotRequest without snapshot_ids. csi-sanity sends such requests.
+func WithEmptySnapshotIDsAllowed() Option {
 	return option(func(c config) config { c.emptySnapshotIDs = true; return c })
 }

@@ -172,7 +172,7 @@ func TestRefuseAlpha(t *testing.T) {
 		{&csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n", VolumeCapability: mode}, "volume_capability.access_mode.mode alpha"},
 		{&csi.DeleteVolumeRequest{VolumeId: "v"}, ""},
 	} {
-		got := broken(csispec.Validate(tt.m, csispec.RefuseAlpha()))
+		got := broken(csispec.Validate(tt.m, csispec.WithAlphaRejected()))
 		if tt.want == "" && got != nil || tt.want != "" && !slices.Equal(got, []string{tt.want}) {
 			t.Errorf("%T: got %q, want %q", tt.m, got, tt.want)
 		}
@@ -185,13 +185,13 @@ func TestAllowUnknown(t *testing.T) {
 	if got := broken(csispec.Validate(m)); len(got) != 2 {
 		t.Error(got)
 	}
-	if err := csispec.Validate(m, csispec.AllowUnknown()); err != nil {
+	if err := csispec.Validate(m, csispec.WithUnknownValuesAllowed()); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestValidateDoesNotAllocate(t *testing.T) {
-	opts := []csispec.Option{csispec.CSISanity(), csispec.WithCapabilities(csispec.Capabilities{})}
+	opts := []csispec.Option{csispec.WithCSISanity(), csispec.WithCapabilities(csispec.Capabilities{})}
 	m := typical()
 	m.PublishContext = nil
 	if n := testing.AllocsPerRun(100, func() {

@@ -391,7 +391,7 @@ func TestGeneratedAgreesWithOracle(t *testing.T) {
 			}
 			samePrint(t, m.Interface())
 			messages++
-			if v, ok := Validate(m.Interface(), RefuseAlpha()).(*Violations); ok {
+			if v, ok := Validate(m.Interface(), WithAlphaRejected()).(*Violations); ok {
 				for _, x := range v.All {
 					rulesSeen[x.Rule] = true
 				}

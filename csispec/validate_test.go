@@ -291,7 +291,7 @@ func TestValidateRules(t *testing.T) {
 				`accessible_topology.segments["ok"] topology-value`,
 				`accessible_topology.segments["zone"] topology-key`,
 			}},
-		{name: "stage unstage", m: example[*csi.NodePublishVolumeRequest](t), opts: []csispec.Option{csispec.StageUnstage()},
+		{name: "stage unstage", m: example[*csi.NodePublishVolumeRequest](t), opts: []csispec.Option{csispec.WithStageUnstageVolume()},
 			want: []string{"staging_target_path staging-path FailedPrecondition"}},
 		{name: "plugin info", m: &csi.GetPluginInfoResponse{Name: "a_b", VendorVersion: long},
 			want: []string{"vendor_version size Internal", "name plugin-name Internal"}},
@@ -331,11 +331,11 @@ func TestValidateLeniency(t *testing.T) {
 		opt    csispec.Option
 		passes []proto.Message
 	}{
-		{"strict", csispec.StageUnstage(), nil},
-		{"path", csispec.AllowRelativeVolumePath(), []proto.Message{stats, expand}},
-		{"mutable parameters", csispec.AllowEmptyMutableParameters(), []proto.Message{modify}},
-		{"snapshot ids", csispec.AllowEmptySnapshotIDs(), []proto.Message{deleteGroup, getGroup}},
-		{"csi-sanity", csispec.CSISanity(), all},
+		{"strict", csispec.WithStageUnstageVolume(), nil},
+		{"path", csispec.WithRelativeVolumePathAllowed(), []proto.Message{stats, expand}},
+		{"mutable parameters", csispec.WithEmptyMutableParametersAllowed(), []proto.Message{modify}},
+		{"snapshot ids", csispec.WithEmptySnapshotIDsAllowed(), []proto.Message{deleteGroup, getGroup}},
+		{"csi-sanity", csispec.WithCSISanity(), all},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			for _, m := range all {
@@ -348,7 +348,7 @@ func TestValidateLeniency(t *testing.T) {
 	t.Run("other fields stay strict", func(t *testing.T) {
 		stats := proto.CloneOf(stats)
 		stats.StagingTargetPath = "also/relative"
-		if got, want := broken(csispec.Validate(stats, csispec.CSISanity())), []string{"staging_target_path path-absolute"}; !slices.Equal(got, want) {
+		if got, want := broken(csispec.Validate(stats, csispec.WithCSISanity())), []string{"staging_target_path path-absolute"}; !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	})
@@ -361,8 +361,8 @@ func TestViolationsStatus(t *testing.T) {
 		opts []csispec.Option
 		want codes.Code
 	}{
-		{"staging path alone", example[*csi.NodePublishVolumeRequest](t), []csispec.Option{csispec.StageUnstage()}, codes.FailedPrecondition},
-		{"malformed too", &csi.NodePublishVolumeRequest{TargetPath: "/t"}, []csispec.Option{csispec.StageUnstage()}, codes.InvalidArgument},
+		{"staging path alone", example[*csi.NodePublishVolumeRequest](t), []csispec.Option{csispec.WithStageUnstageVolume()}, codes.FailedPrecondition},
+		{"malformed too", &csi.NodePublishVolumeRequest{TargetPath: "/t"}, []csispec.Option{csispec.WithStageUnstageVolume()}, codes.InvalidArgument},
 		{"offset alone", &csi.GetMetadataDeltaRequest{BaseSnapshotId: "a", TargetSnapshotId: "b", StartingOffset: -1}, nil, codes.OutOfRange},
 		{"offset and limit", &csi.GetMetadataDeltaRequest{BaseSnapshotId: "a", TargetSnapshotId: "b", StartingOffset: -1, MaxResults: -1}, nil, codes.InvalidArgument},
 	} {
@@ -416,7 +416,7 @@ func FuzzValidate(f *testing.F) {
 			return
 		}
 		before := proto.Clone(m)
-		if err := csispec.Validate(m, csispec.StageUnstage()); err != nil {
+		if err := csispec.Validate(m, csispec.WithStageUnstageVolume()); err != nil {
 			s, ok := status.FromError(err)
 			if !ok || s.Code() == codes.OK || s.Code() == codes.Unknown || s.Message() == "" {
 				t.Errorf("%v gives the status %v", err, s)

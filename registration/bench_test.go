@@ -10,8 +10,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// BenchmarkGetInfo is the question for which kubelet waits a second: as kubelet
-// asks, with a connection for each one, and without the connection.
+// BenchmarkGetInfo is the call for which kubelet waits a second: as kubelet
+// calls, with a connection for each call, and with an open connection.
 func BenchmarkGetInfo(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "s")
 	r, err := New(Config{DriverName: "csi.example.com", Endpoint: path, KubeletEndpoint: path})
@@ -27,7 +27,7 @@ func BenchmarkGetInfo(b *testing.B) {
 	defer gs.Stop()
 	b.Run("connecting", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := ask(b.Context(), path, time.Minute); err != nil {
+			if _, err := probeSocket(b.Context(), path, time.Minute); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -13,38 +13,38 @@ import (
 )
 
 const (
-	// DefaultDir is where deployments mount kubelet's directory by convention.
+	// DefaultDir is the path at which deployments mount kubelet's directory by convention.
 	DefaultDir = "/registration"
 	// DefaultKubeletDir is the only directory that kubelet watches, unless it was
 	// started with another --root-dir.
 	DefaultKubeletDir = "/var/lib/kubelet/plugins_registry"
 )
 
-// Shutdown says what becomes of the registration when Serve ends.
+// Shutdown is what happens to the registration when Serve ends.
 type Shutdown int
 
 const (
-	// Deregister removes the socket, and kubelet takes the driver out of CSINode.
-	// Until the next start volumes can neither be attached to this node nor be
+	// Deregister removes the socket, and kubelet removes the driver from CSINode.
+	// Until the next start, volumes can neither be attached to this node nor be
 	// provisioned for its topology, and the scheduler knows no volume limit for it.
-	// After an uninstall nothing is left behind. What is mounted stays mounted.
+	// After an uninstall nothing is left behind. Volumes stay mounted.
 	Deregister Shutdown = iota
-	// KeepRegistered leaves the socket, with nobody behind it. As kubelet looks only
-	// at the file, the driver stays in CSINode while it restarts, and calls to it
-	// fail and are repeated meanwhile. The next start replaces the file, for which
-	// kubelet takes the driver out for one or two seconds all the same. After an
+	// KeepRegistered leaves the socket file, which no process serves. As kubelet checks
+	// only the file, the driver stays in CSINode while it restarts, and calls to it
+	// fail and are retried meanwhile. The next start replaces the file, for which
+	// kubelet still deregisters the driver for one or two seconds. After an
 	// uninstall the driver stays in CSINode until kubelet restarts; kubelet then
-	// tries the dead socket for ever, until somebody deletes it. After a reboot of the
-	// node kubelet meets the dead socket too, waits longer after each attempt, and may
-	// then leave a driver that is back for up to two minutes.
+	// retries the stale socket until an administrator deletes it. After a reboot of the
+	// node kubelet finds the stale socket too, backs off after each attempt, and may
+	// then register the restarted driver up to two minutes late.
 	KeepRegistered
 )
 
 // A Config describes a driver to kubelet. The first three fields are required.
 type Config struct {
-	// DriverName is what GetPluginInfo answers: 63 characters at most, the name of a
-	// domain. It names the socket file as well, <DriverName>-reg.sock, as
-	// node-driver-registrar does, so that the two never register a driver twice.
+	// DriverName is the name that GetPluginInfo returns: a domain name of at most 63
+	// characters. The socket file is <DriverName>-reg.sock, as
+	// with node-driver-registrar, so that the two never register a driver twice.
 	DriverName string
 	// Endpoint is the driver's CSI socket as this process sees it:
 	// unix:///csi/csi.sock, unix:/csi/csi.sock or an absolute path.
@@ -56,23 +56,23 @@ type Config struct {
 	// Dir is kubelet's registration directory as this process sees it, by default
 	// DefaultDir. It may not exist yet, and may be longer than a socket address (on
 	// Linux). A driver that mounts the parent, and not this directory itself, also
-	// sees it when somebody deletes it and makes it anew.
+	// sees the directory after it is deleted and recreated.
 	Dir string
 	// KubeletDir is the same directory as kubelet sees it, by default
-	// DefaultKubeletDir. It is only measured: kubelet cannot connect to a path of
-	// more than 107 bytes, which nothing else would tell.
+	// DefaultKubeletDir. Only its length is checked: kubelet cannot connect to a path of
+	// more than 107 bytes, and no other check reports that.
 	KubeletDir string
-	// SupportedVersions are the versions of CSI's registration, by default "1.0.0",
-	// which is what kubelet looks for and has nothing to do with CSI 1.13.
+	// SupportedVersions are the versions of the registration protocol for CSI, by default
+	// "1.0.0", which kubelet expects; they are unrelated to CSI 1.13.
 	SupportedVersions []string
-	// Ready holds the first registration back until it returns true: kubelet calls
-	// NodeGetInfo right after it. It is asked ten times a second after the driver has
+	// Ready delays the first registration until it returns true: kubelet calls
+	// NodeGetInfo right after it. It is called ten times a second after the driver has
 	// answered, one call at a time with a deadline of two seconds, and not again once
-	// it has returned true. It fits csiserver.WithReady too. Nil is ready.
+	// it has returned true. It fits csiserver.WithReady too. Nil means ready.
 	Ready func(context.Context) (bool, error)
-	// Shutdown says what becomes of the registration when Serve ends.
+	// Shutdown is what happens to the registration when Serve ends.
 	Shutdown Shutdown
-	// Logger gets each change of the Status. Nil discards.
+	// Logger receives each change of the Status. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -88,7 +88,7 @@ var (
 	version    = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
 )
 
-// complete checks c and fills in what it leaves open.
+// complete validates c and sets the defaults.
 func (c *Config) complete() error {
 	var errs []error
 	refuse := func(field, value, format string, args ...any) {
@@ -111,7 +111,7 @@ func (c *Config) complete() error {
 	}
 
 	if len(c.DriverName) > maxNameLength || !domainName.MatchString(c.DriverName) {
-		refuse("DriverName", c.DriverName, "want the name of a domain, of %d characters at most", maxNameLength)
+		refuse("DriverName", c.DriverName, "want a domain name of at most %d characters", maxNameLength)
 	}
 	c.Endpoint = path("Endpoint", c.Endpoint)
 	c.KubeletEndpoint = path("KubeletEndpoint", c.KubeletEndpoint)
@@ -136,7 +136,7 @@ func (c *Config) complete() error {
 		}
 	}
 	if !slices.ContainsFunc(c.SupportedVersions, func(v string) bool { return strings.HasPrefix(v, "1.") }) {
-		errs = append(errs, errors.New("SupportedVersions: kubelet takes 1.x alone, and none is given"))
+		errs = append(errs, errors.New("SupportedVersions: kubelet accepts only 1.x, and none is given"))
 	}
 	if c.Shutdown != Deregister && c.Shutdown != KeepRegistered {
 		errs = append(errs, fmt.Errorf("Shutdown %d: want Deregister or KeepRegistered", c.Shutdown))
@@ -147,7 +147,7 @@ func (c *Config) complete() error {
 	return errors.Join(errs...)
 }
 
-// socketName is fixed, because kubelet refuses a second socket of the same driver
-// for as long as the first one is there, and a name of one instance would be left
-// behind by a kill.
+// socketName is fixed, because kubelet rejects a second socket of the same driver
+// while the first one exists, and a name per instance would be left behind after a
+// kill.
 func (c *Config) socketName() string { return c.DriverName + "-reg.sock" }

@@ -17,7 +17,8 @@ func (d *directory) remove(name string) error {
 	return d.known(os.Remove(d.at(name)), name)
 }
 
-// known gives the error of a call on name the path that people know.
+// known replaces the path in the error of a call on name, which may lead through
+// /proc/self/fd, by the configured one.
 func (d *directory) known(err error, name string) error {
 	path := filepath.Join(d.path, name)
 	if p := (*fs.PathError)(nil); errors.As(err, &p) {

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A directory is the registration directory, by its descriptor: a path of it stays
-// in the same directory whatever becomes of its name, and is short enough for a
-// socket address whatever the name's length.
+// A directory is the registration directory, by its descriptor: a path through it stays
+// in the same directory even if that is renamed or deleted, and is short enough for a
+// socket address.
 type directory struct {
-	path string // for people
+	path string // for messages
 	f    *os.File
 	info fs.FileInfo
 }
@@ -46,11 +46,11 @@ func (d *directory) at(name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", d.f.Fd(), name)
 }
 
-// tryLock takes the lock of the directory, which the kernel gives back when the
-// process dies. It never waits.
+// tryLock takes the flock of the directory, which the kernel releases when the
+// process ends. It never waits.
 func (d *directory) tryLock() (unlock func(), err error) {
-	// A lock belongs to an open file: of our own, or it would not hold off a second
-	// Registrar of this process.
+	// flock(2) belongs to an open file description: a new one, so that it also excludes
+	// a second Registrar of this process.
 	f, err := os.OpenFile(d.at("."), os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, d.known(err, "")
@@ -65,9 +65,9 @@ func (d *directory) tryLock() (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// listen makes a socket that only its owner may connect to, from its first moment:
-// the kernel takes the mode from the socket's own inode, less the umask, which
-// belongs to the whole process and is better left alone.
+// listen creates a socket of mode 0600, to which only its owner may connect, without a
+// race window: bind(2) takes the mode from the socket's own inode, less the umask. The
+// umask belongs to the whole process and is not changed.
 func (d *directory) listen(name string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error

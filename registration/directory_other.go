@@ -11,7 +11,7 @@ import (
 )
 
 // A directory is the registration directory, by its path: these systems are for
-// development, where nobody deletes it, and nobody starts two instances at once.
+// development, where it is not deleted and instances do not start concurrently.
 type directory struct {
 	path string
 	info fs.FileInfo

@@ -14,12 +14,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// driverTimeout bounds each question to the driver. It is asked again.
+// driverTimeout bounds each check of the driver, which is retried.
 const driverTimeout = 2 * time.Second
 
-// driverReady returns nil once kubelet may be told of the driver: its Identity
-// service answers under the right name, Probe does not say that it is not ready,
-// and neither does Config.Ready.
+// driverReady returns nil once the driver may be registered: its Identity
+// service answers with the right name, and neither Probe nor Config.Ready reports
+// that it is not ready.
 func (r *Registrar) driverReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, driverTimeout)
 	defer cancel()
@@ -29,18 +29,18 @@ func (r *Registrar) driverReady(ctx context.Context) error {
 	if r.cfg.Ready == nil {
 		return nil
 	}
-	if err := r.askReady(ctx); err != nil {
+	if err := r.callReady(ctx); err != nil {
 		return fmt.Errorf("waiting for the driver: %w", err)
 	}
 	return nil
 }
 
-// askReady asks Config.Ready. One call that does not come back, as from a dead file
-// system, is enough: it is waited for again, and holds up nothing else.
-func (r *Registrar) askReady(ctx context.Context) error {
-	if r.asking == nil {
+// callReady calls Config.Ready. If a call hangs, for instance on a stale mount, no
+// second one is started: the next callReady waits for the same call.
+func (r *Registrar) callReady(ctx context.Context) error {
+	if r.readyResult == nil {
 		answer := make(chan error, 1)
-		r.asking = answer
+		r.readyResult = answer
 		go func() {
 			ready, err := r.cfg.Ready(ctx)
 			if err == nil && !ready {
@@ -50,8 +50,8 @@ func (r *Registrar) askReady(ctx context.Context) error {
 		}()
 	}
 	select {
-	case err := <-r.asking:
-		r.asking = nil
+	case err := <-r.readyResult:
+		r.readyResult = nil
 		return err
 	case <-ctx.Done():
 		return errors.New("still waiting for Ready to return")
@@ -59,7 +59,7 @@ func (r *Registrar) askReady(ctx context.Context) error {
 }
 
 func identityReady(ctx context.Context, endpoint, name string) error {
-	// A client of its own each time: one that has failed waits longer and longer.
+	// A new client each time, because one that has failed backs off.
 	client, err := grpc.NewClient("passthrough:///csi",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -75,16 +75,16 @@ func identityReady(ctx context.Context, endpoint, name string) error {
 		return fmt.Errorf("call GetPluginInfo: %w", err)
 	}
 	if info.GetName() != name {
-		return fmt.Errorf("it calls itself %q, and kubelet would be told of %q: make the two the same", info.GetName(), name)
+		return fmt.Errorf("GetPluginInfo returns the name %q, but Config.DriverName is %q: they must be equal", info.GetName(), name)
 	}
 	probe, err := identity.Probe(ctx, &csi.ProbeRequest{})
 	switch {
-	case status.Code(err) == codes.Unimplemented: // it cannot tell
+	case status.Code(err) == codes.Unimplemented:
 		return nil
 	case err != nil:
 		return fmt.Errorf("call Probe: %w", err)
 	case probe.GetReady() != nil && !probe.GetReady().GetValue(): // absent means ready
-		return errors.New("not ready, says Probe")
+		return errors.New("Probe reports not ready")
 	}
 	return nil
 }

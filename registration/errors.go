@@ -2,7 +2,7 @@ package registration
 
 // Error is the error of this package's functions.
 type Error struct {
-	// Op is what failed: "new", "serve" or "stop".
+	// Op is the operation that failed: "new", "serve" or "stop".
 	Op string
 	// Driver is the name of the driver.
 	Driver string

@@ -24,13 +24,13 @@ func Example() {
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- r.Serve(ctx) }()
-	// The driver serves CSI here, until it is told to end.
+	// The driver serves CSI here, until it is stopped.
 	stop()
 	fmt.Println(<-done)
 	// Output: <nil>
 }
 
-// Both paths are measured where kubelet sees them, before anything is made.
+// Paths are validated before any file is created.
 func ExampleNew() {
 	_, err := registration.New(registration.Config{
 		DriverName:      "csi.example.com",
@@ -43,7 +43,7 @@ func ExampleNew() {
 
 // Check is a readiness probe.
 func ExampleRegistrar_Check() {
-	var r *registration.Registrar // made by New
+	var r *registration.Registrar // from New
 	http.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) {
 		if err := r.Check(req.Context()); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -51,9 +51,9 @@ func ExampleRegistrar_Check() {
 	})
 }
 
-// A node whose volume limit has changed lets kubelet ask again.
+// A node whose volume limit has changed makes kubelet call NodeGetInfo again.
 func ExampleRegistrar_Reregister() {
-	var r *registration.Registrar // made by New
+	var r *registration.Registrar // from New
 	limitChanged := make(chan struct{})
 	go func() {
 		for range limitChanged {

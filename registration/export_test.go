@@ -7,13 +7,12 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
-// Hasten makes a Registrar look more often than twice a second, and give up on a
-// silent socket sooner.
-func (r *Registrar) Hasten(interval, answer time.Duration) {
+// SetIntervals replaces the interval of reconciliation and the timeout of probes.
+func (r *Registrar) SetIntervals(interval, answer time.Duration) {
 	r.interval, r.answerTimeout = interval, answer
 }
 
-// KubeletSilence is when Status begins to doubt that kubelet sees the socket.
+// KubeletSilence is kubeletSilence.
 const KubeletSilence = kubeletSilence
 
 // SunPathMax is the limit of paths that kubelet connects to.

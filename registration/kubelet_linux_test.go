@@ -41,9 +41,9 @@ type kubelet struct {
 	serial  int
 	desired map[string]int        // path of a socket to the number of its creation
 	actual  map[string]registered // path to what is registered from it
-	refuse  string                // words for the next attempts
+	refuse  string                // the error of the next attempts
 	csiNode map[string]string     // name of a driver to its node ID
-	history []string              // node IDs, in the order of their registration; "" for one that was taken out
+	history []string              // node IDs, in the order of their registration; "" for a deregistration
 }
 
 type registered struct {
@@ -118,7 +118,7 @@ func (k *kubelet) follow(watch *os.File) {
 				k.mu.Lock()
 				delete(k.desired, filepath.Join(k.dir, name))
 				k.mu.Unlock()
-			default: // kubelet takes no notice of a file that is renamed away
+			default: // kubelet ignores a file that is renamed away
 				k.event("moved away " + name)
 			}
 		}
@@ -156,7 +156,7 @@ func (k *kubelet) reconcile(ctx context.Context) {
 		k.mu.Unlock()
 		for path, a := range actual {
 			if desired[path] != a.serial {
-				k.takeOut(path, a.name)
+				k.deregister(path, a.name)
 			}
 		}
 		for path, serial := range desired {
@@ -167,7 +167,7 @@ func (k *kubelet) reconcile(ctx context.Context) {
 	}
 }
 
-func (k *kubelet) takeOut(path, name string) {
+func (k *kubelet) deregister(path, name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	delete(k.actual, path)
@@ -177,14 +177,14 @@ func (k *kubelet) takeOut(path, name string) {
 	}
 }
 
-// register is one attempt. A failure is repeated by the next turn of the loop.
+// register is one attempt. A failure is retried by the next iteration of the loop.
 func (k *kubelet) register(ctx context.Context, path string, serial int) {
 	conn := dial(k.t, path)
 	defer conn.Close()
-	asking, cancel := context.WithTimeout(ctx, time.Second)
+	bounded, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	info := dynamicpb.NewMessage(message("PluginInfo"))
-	if err := conn.Invoke(asking, "/pluginregistration.Registration/GetInfo", dynamicpb.NewMessage(message("InfoRequest")), info); err != nil {
+	if err := conn.Invoke(bounded, "/pluginregistration.Registration/GetInfo", dynamicpb.NewMessage(message("InfoRequest")), info); err != nil {
 		return
 	}
 	get := func(field protoreflect.Name) protoreflect.Value {
@@ -230,10 +230,10 @@ func (k *kubelet) register(ctx context.Context, path string, serial int) {
 		status.Set(fields.ByName("error"), protoreflect.ValueOfString(err.Error()))
 	}
 	done := dynamicpb.NewMessage(message("RegistrationStatusResponse"))
-	telling, cancel := context.WithTimeout(ctx, time.Second) // kubelet's is longer
+	notifying, cancel := context.WithTimeout(ctx, time.Second) // kubelet's is longer
 	defer cancel()
-	if e := conn.Invoke(telling, "/pluginregistration.Registration/NotifyRegistrationStatus", status, done); e != nil && err == nil {
-		k.takeOut(path, name)
+	if e := conn.Invoke(notifying, "/pluginregistration.Registration/NotifyRegistrationStatus", status, done); e != nil && err == nil {
+		k.deregister(path, name)
 	}
 }
 
@@ -270,9 +270,9 @@ func dial(t *testing.T, path string) *grpc.ClientConn {
 	return c
 }
 
-// message returns a message of pluginregistration/v1, from a description of our own
-// that protobuf's own code encodes: so that the package's encoding is tested
-// against another one.
+// message returns a message of pluginregistration/v1, encoded by the protobuf
+// library, so that the package.s own encoding is tested against another
+// implementation.
 func message(name protoreflect.Name) protoreflect.MessageDescriptor {
 	return api().Messages().ByName(name)
 }

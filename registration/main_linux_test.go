@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 }
 
 // driverProcess is a driver with the arguments registration directory, CSI socket
-// and node ID, and optionally a directory that hangs for whoever writes to it.
+// and node ID, and optionally a directory in which a write hangs.
 func driverProcess() {
 	if len(os.Args) > 4 {
 		go os.Mkdir(filepath.Join(os.Args[4], "pod"), 0o700)
@@ -146,7 +146,7 @@ func newInstance(t *testing.T, c registration.Config) *instance {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Hasten(2*time.Millisecond, 10*time.Second)
+	r.SetIntervals(2*time.Millisecond, 10*time.Second)
 	return &instance{Registrar: r, t: t}
 }
 
@@ -176,12 +176,12 @@ func serveDriver(t *testing.T, dir, nodeID string) *instance {
 	return newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir}).start()
 }
 
-// await waits until ok, for at most a time that a test never takes.
+// await waits until ok, with a timeout that no correct test reaches.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain for: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }
@@ -201,8 +201,8 @@ func (k *kubelet) await(nodeID string) {
 	await(k.t, fmt.Sprintf("node ID %q in CSINode", nodeID), func() bool { return k.registered(name) == nodeID })
 }
 
-// threads returns the state of each thread of a process: D is a sleep where no signal
-// reaches.
+// threads returns the state of each thread of a process: D is an
+// uninterruptible sleep.
 func threads(t *testing.T, pid int) (states []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join("/proc", strconv.Itoa(pid), "task/*/stat"))

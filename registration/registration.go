@@ -13,48 +13,48 @@ import (
 )
 
 const (
-	// driverInterval is how often a driver is asked that is not ready yet. All of it
-	// adds to the time until pods can start on a new node.
+	// driverInterval is the interval between checks of a driver that is not ready yet.
+	// It adds to the time until pods can start on a new node.
 	driverInterval = 100 * time.Millisecond
-	// interval is how often the socket is looked at. Looking at a
-	// socket that is in place takes a few system calls and no memory of the past, so
-	// that nothing can be missed: no event, no clock, no directory that is a new one.
+	// interval is the interval between reconciliations of the socket. Each one takes a
+	// few system calls and compares the current state only, so that no lost event,
+	// clock step or replaced directory can be missed.
 	interval = 500 * time.Millisecond
-	// stopTimeout is what a call of kubelet's gets to end when Serve does.
+	// stopTimeout bounds calls of kubelet that are in flight when Serve ends.
 	stopTimeout = time.Second
-	// leaveTimeout is what all of the end gets.
-	leaveTimeout = 2 * time.Second
+	// shutdownTimeout bounds the whole shutdown.
+	shutdownTimeout = 2 * time.Second
 )
 
-// A Registrar registers a driver with kubelet. Make one with [New]. Its methods
-// may be called concurrently.
+// A Registrar registers a driver with kubelet. Create one with [New]. Its methods
+// are safe for concurrent use.
 type Registrar struct {
 	cfg    Config
 	info   encoded // the answer to GetInfo
 	served atomic.Bool
-	again  chan struct{}
+	again  chan struct{} // a Reregister that is pending
 
 	// These belong to Serve.
-	server *grpc.Server
-	sock   *socket
-	asking chan error // the answer of Config.Ready that is outstanding
+	server      *grpc.Server
+	sock        *socket
+	readyResult chan error // of the call of Config.Ready that is in flight
 
-	path string // of the socket, for people
+	path string // of the socket, for messages
 
-	mu         sync.Mutex
-	obstacle   situation // what keeps the socket from being in place; its err is nil if nothing does
-	verdict    situation // kubelet's, on the last offer
-	logged     situation // what the log said last, and when
-	asked      int
-	lastAsked  time.Time
-	askedAbout int // the number of the offer about which kubelet asked last
-	offers     int
+	mu             sync.Mutex
+	obstacle       situation // what keeps the socket from being in place; its err is nil if nothing does
+	kubeletStatus  situation // kubelet's status for the last socket
+	logged         situation // what was logged last, and when
+	getInfoCalls   int
+	lastGetInfo    time.Time
+	getInfoSocket  int // the number of the socket on which kubelet called GetInfo last
+	socketsCreated int
 
 	interval, answerTimeout time.Duration
 }
 
-// New makes a Registrar from cfg, or says all that is wrong with cfg in an
-// [*Error]. It starts nothing and touches no file.
+// New returns a Registrar for cfg, or an [*Error] that lists everything that is wrong
+// with cfg. It starts no goroutine and touches no file.
 func New(cfg Config) (*Registrar, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, &Error{Op: "new", Driver: cfg.DriverName, Err: err}
@@ -73,22 +73,23 @@ func New(cfg Config) (*Registrar, error) {
 }
 
 // Serve registers the driver and keeps it registered until ctx ends. It waits for
-// the driver to answer on its CSI socket and to be ready, makes the registration
-// socket and answers kubelet; later it makes the socket again whenever it is gone.
-// Whatever goes wrong meanwhile, a refusal by kubelet included, is logged, told by
-// [Registrar.Status] and tried again: it does not end Serve.
+// the driver to answer on its CSI socket and to be ready, creates the registration
+// socket and answers kubelet; later it recreates the socket whenever it is missing.
+// Errors meanwhile, a rejection by kubelet included, are logged, reported by
+// [Registrar.Status] and retried: they do not end Serve.
 //
-// When ctx ends Serve does what Config.Shutdown says, within two seconds, and
-// returns nil. The error, an [*Error], is of a socket that could not be removed,
-// even because its file system hangs; the next instance replaces it. A socket that is another instance's by then is
-// left alone. A Registrar serves once; a second Serve fails and changes nothing.
+// When ctx ends, Serve acts on Config.Shutdown within two seconds and
+// returns nil, or an [*Error] if the socket could not be removed, for instance because
+// its file system hangs; the next instance replaces it. A socket that belongs to
+// another instance by then is not touched. A Registrar serves once; a second Serve
+// fails and changes nothing.
 //
-// Serve may run before the driver serves, and should end before the driver does: a
+// Serve may run before the driver serves, and should end before the driver does. A
 // driver that shuts down both by one context may let them end in any order, because
-// kubelet repeats a call that fails to connect.
+// kubelet retries a call that fails to connect.
 func (r *Registrar) Serve(ctx context.Context) error {
 	if !r.served.CompareAndSwap(false, true) {
-		return &Error{Op: "serve", Driver: r.cfg.DriverName, Err: errors.New("this registrar has served already: make a new one")}
+		return &Error{Op: "serve", Driver: r.cfg.DriverName, Err: errors.New("this registrar has served already: create a new one")}
 	}
 	r.server = r.newServer()
 	done := make(chan error, 1)
@@ -97,18 +98,18 @@ func (r *Registrar) Serve(ctx context.Context) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(leaveTimeout):
-		// What hangs ends some time, and then cleans up after itself.
+	case <-time.After(shutdownTimeout):
+		// The goroutine that hangs cleans up when its system call returns.
 		go r.server.Stop()
 		return &Error{Op: "stop", Driver: r.cfg.DriverName, Err: fmt.Errorf("registration socket left in place: the file system of %s does not answer", r.cfg.Dir)}
 	}
 }
 
-// serve is Serve, for as long as the file system takes.
+// serve is Serve without a bound on the file system.
 func (r *Registrar) serve(ctx context.Context) error {
-	r.hinder(Waiting, fmt.Errorf("waiting for the driver at %s", r.cfg.Endpoint))
-	look := time.NewTicker(min(driverInterval, r.interval))
-	defer look.Stop()
+	r.setObstacle(AwaitingDriver, fmt.Errorf("waiting for the driver at %s", r.cfg.Endpoint))
+	tick := time.NewTicker(min(driverInterval, r.interval))
+	defer tick.Stop()
 	ready, again := false, false
 	for ctx.Err() == nil {
 		select {
@@ -119,27 +120,27 @@ func (r *Registrar) serve(ctx context.Context) error {
 		if !ready {
 			err := r.driverReady(ctx)
 			if ready = err == nil; ready {
-				look.Reset(r.interval)
+				tick.Reset(r.interval)
 			} else if ctx.Err() == nil {
-				r.hinder(Waiting, err)
+				r.setObstacle(AwaitingDriver, err)
 			}
 		}
-		// A first socket does for what was asked for before it: kubelet asks anyway.
-		if ready && r.hold(ctx, again) {
+		// The first socket also satisfies a Reregister before it.
+		if ready && r.reconcile(ctx, again) {
 			again = false
 		}
 		select {
 		case <-ctx.Done():
-		case <-look.C:
+		case <-tick.C:
 		case <-r.again:
 			again = true
 		}
 	}
-	return r.leave()
+	return r.stop()
 }
 
-// leave ends what Serve began.
-func (r *Registrar) leave() error {
+// stop removes the socket, unless it is to be kept, and stops the server.
+func (r *Registrar) stop() error {
 	var err error
 	if r.sock != nil {
 		if r.cfg.Shutdown == Deregister {
@@ -151,26 +152,25 @@ func (r *Registrar) leave() error {
 	hard := time.AfterFunc(stopTimeout, r.server.Stop)
 	r.server.GracefulStop()
 	hard.Stop()
-	r.hinder(Stopped, errStopped)
+	r.setObstacle(Stopped, errStopped)
 	if err != nil {
 		return &Error{Op: "stop", Driver: r.cfg.DriverName, Err: err}
 	}
 	return nil
 }
 
-// Reregister makes kubelet register the driver anew, and so call NodeGetInfo: for a
-// volume limit or a topology that has changed. It only asks for it and returns; if
-// the socket is not in place there is nothing to do, and before and after Serve it
-// does nothing.
+// Reregister makes kubelet register the driver again, and so call NodeGetInfo, after a
+// change of the volume limit or the topology. It schedules that and returns without
+// waiting. It is a no-op while the socket is not in place, and before and after Serve.
 //
-// kubelet takes the driver out first, for one or two seconds. What is mounted
-// stays, and calls that meet the gap are repeated. For a limit alone, from
-// Kubernetes 1.36 on, nodeAllocatableUpdatePeriodSeconds in CSIDriver does without
-// the gap. A topology value is also a label of the node, and kubelet refuses a
-// driver whose value differs from the label: somebody has to delete that first.
+// kubelet first deregisters the driver, for one or two seconds. Mounts
+// stay, and calls in that gap are retried. For a volume limit only, from
+// Kubernetes 1.36 on, nodeAllocatableUpdatePeriodSeconds in CSIDriver works without
+// the gap. A topology value is also a label of the node, and kubelet rejects a
+// driver whose value differs from the label: an administrator has to delete the label first.
 func (r *Registrar) Reregister() {
 	select {
 	case r.again <- struct{}{}:
-	default: // asked for already
+	default: // pending already
 	}
 }

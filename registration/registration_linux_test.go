@@ -37,7 +37,7 @@ func TestRegisters(t *testing.T) {
 		t.Error(err)
 	}
 	s := i.Status()
-	if s.Socket != regSocket(dir) || s.Err != nil || s.Asked != 1 || s.LastAsked.IsZero() || s.Offers != 1 || s.Since.IsZero() {
+	if s.Socket != regSocket(dir) || s.Err != nil || s.GetInfoCalls != 1 || s.LastGetInfo.IsZero() || s.SocketsCreated != 1 || s.Since.IsZero() {
 		t.Errorf("status %+v", s)
 	}
 	if f, err := os.Lstat(s.Socket); err != nil || f.Mode() != fs.ModeSocket|0o600 {
@@ -64,8 +64,8 @@ func TestRegisters(t *testing.T) {
 }
 
 // kubernetes-csi/csi-lib-utils#162: the sidecar waits thirty seconds for the driver and
-// exits. A driver that is not ready must not be registered either: kubelet calls it at
-// once, and waits longer and longer after each failure.
+// exits. A driver that is not ready must not be registered either: kubelet calls it
+// immediately, and backs off after each failure.
 func TestWaitsForTheDriver(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -81,7 +81,7 @@ func TestWaitsForTheDriver(t *testing.T) {
 		t.Helper()
 		await(t, text, func() bool {
 			s := i.Status()
-			return s.State == registration.Waiting && strings.Contains(s.Err.Error(), text)
+			return s.State == registration.AwaitingDriver && strings.Contains(s.Err.Error(), text)
 		})
 		if es, err := os.ReadDir(dir); err != nil || len(es) != 0 {
 			t.Errorf("too early: %v (%v)", es, err)
@@ -89,26 +89,26 @@ func TestWaitsForTheDriver(t *testing.T) {
 	}
 	waits("no such file")
 	d.serve(t, dir)
-	waits(`calls itself "other.csikit.dev"`)
+	waits(`returns the name "other.csikit.dev"`)
 	d.name.Store(name)
-	waits("not ready, says Probe")
+	waits("Probe reports not ready")
 	d.notReady.Store(false)
 	waits("waiting for the driver: not ready")
 	ready.Store(true)
 	i.await(registration.Registered)
-	// Once is enough: kubelet calls for itself from now on.
+	// Checked only once: kubelet calls the driver from now on.
 	ready.Store(false)
 	d.notReady.Store(true)
 	os.Remove(regSocket(dir))
-	await(t, "a new socket", func() bool { return i.Status().Offers == 2 })
+	await(t, "a new socket", func() bool { return i.Status().SocketsCreated == 2 })
 	i.await(registration.Registered)
 	if events, _ := k.past(); len(events) != 3 {
 		t.Errorf("kubelet saw %q", events)
 	}
 }
 
-// A Ready that hangs, as on a dead file system, is called once, told of, and does not
-// hold up the end.
+// A Ready that hangs, as on a stale mount, is called once, is reported, and does not
+// delay the end of Serve.
 func TestReadyHangs(t *testing.T) {
 	dir := newDir(t)
 	d := &driver{nodeID: "node"}
@@ -119,9 +119,9 @@ func TestReadyHangs(t *testing.T) {
 		<-release
 		return true, nil
 	}}).start()
-	await(t, "a word on Ready", func() bool {
+	await(t, "a status about Ready", func() bool {
 		s := i.Status()
-		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "still waiting for Ready to return")
+		return s.State == registration.AwaitingDriver && strings.Contains(s.Err.Error(), "still waiting for Ready to return")
 	})
 	i.end()
 	if n := calls.Load(); n != 1 {
@@ -130,7 +130,7 @@ func TestReadyHangs(t *testing.T) {
 	close(release)
 }
 
-// Before the driver has answered at all, Serve runs already.
+// Serve runs while the driver accepts connections and does not answer.
 func TestWaitsForASilentDriver(t *testing.T) {
 	dir := newDir(t)
 	path := filepath.Join(filepath.Dir(dir), "silent.sock")
@@ -140,38 +140,38 @@ func TestWaitsForASilentDriver(t *testing.T) {
 	}
 	defer l.Close()
 	i := newInstance(t, registration.Config{Endpoint: path, Dir: dir}).start()
-	c, err := l.Accept() // the Registrar asks, and gets no answer
+	c, err := l.Accept() // the Registrar calls, and gets no response
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if s := i.Status(); s.State != registration.Waiting || !strings.Contains(s.Err.Error(), path) {
+	if s := i.Status(); s.State != registration.AwaitingDriver || !strings.Contains(s.Err.Error(), path) {
 		t.Errorf("status %+v", s)
 	}
 }
 
-// kubernetes/kubernetes#71378: a refusal ends the registrar, and its socket is left
-// behind for kubelet to fail on.
-func TestRefusal(t *testing.T) {
+// kubernetes/kubernetes#71378: a rejection ended the registrar, and kubelet retried the
+// stale socket that it left behind.
+func TestRejection(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
 	k.setRefuse("detected topology value collision")
 	var log bytes.Buffer
 	d := &driver{nodeID: "node"}
 	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Logger: slog.New(slog.NewTextHandler(&log, nil))}).start()
-	i.await(registration.Refused)
-	if s := i.Status(); s.Err == nil || s.Err.Error() != "kubelet says: detected topology value collision" {
+	i.await(registration.Rejected)
+	if s := i.Status(); s.Err == nil || s.Err.Error() != "kubelet reports: detected topology value collision" {
 		t.Errorf("status %+v", s)
 	}
 	if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "collision") {
 		t.Errorf("Check: %v", err)
 	}
-	await(t, "more attempts", func() bool { return i.Status().Asked > 3 })
+	await(t, "more attempts", func() bool { return i.Status().GetInfoCalls > 3 })
 	k.setRefuse("")
 	i.await(registration.Registered)
 	k.await("node")
-	if i.Status().Offers != 1 {
-		t.Error("the socket was made again, although kubelet repeats by itself")
+	if i.Status().SocketsCreated != 1 {
+		t.Error("the socket was recreated, although kubelet retries automatically")
 	}
 	i.end()
 	if n := strings.Count(log.String(), "level=ERROR"); n != 1 || !strings.Contains(log.String(), "detected topology value collision") {
@@ -179,7 +179,7 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/node-driver-registrar#57: nobody made a deleted socket again.
+// kubernetes-csi/node-driver-registrar#57: a deleted socket was not recreated.
 func TestDeletedSocket(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -189,15 +189,14 @@ func TestDeletedSocket(t *testing.T) {
 		if err := os.Remove(regSocket(dir)); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "a new socket", func() bool { return i.Status().Offers == n+2 })
+		await(t, "a new socket", func() bool { return i.Status().SocketsCreated == n+2 })
 		i.await(registration.Registered)
 		k.await("node")
 	}
 }
 
-// A file is in the way after the socket was deleted: it stays, until a person has
-// looked at it.
-func TestOtherFileInTheWay(t *testing.T) {
+// A file that is not a socket has the name of the socket: it is not touched.
+func TestNotASocket(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
 	for _, file := range []string{regSocket(dir), filepath.Join(dir, "."+name+"-reg.sock")} {
@@ -206,8 +205,8 @@ func TestOtherFileInTheWay(t *testing.T) {
 		}
 		d := &driver{nodeID: "node"}
 		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir}).start()
-		i.await(registration.Blocked)
-		if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "no socket") {
+		i.await(registration.SocketError)
+		if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 			t.Errorf("Check: %v", err)
 		}
 		if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
@@ -223,7 +222,7 @@ func TestOtherFileInTheWay(t *testing.T) {
 	}
 }
 
-func TestDirectoryMadeAnew(t *testing.T) {
+func TestDirectoryRecreated(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
 	i := serveDriver(t, dir, "node")
@@ -232,11 +231,11 @@ func TestDirectoryMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.await("")
-	i.await(registration.Blocked)
+	i.await(registration.SocketError)
 	if err := os.Mkdir(dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	i.await(registration.Offered)
+	i.await(registration.AwaitingKubelet)
 	if s := i.Status(); s.Err == nil || !strings.Contains(s.Err.Error(), "has to be restarted") {
 		t.Errorf("status %+v", s)
 	}
@@ -249,11 +248,11 @@ func TestDirectoryMadeAnew(t *testing.T) {
 func TestDirectoryDeletedBehindAMount(t *testing.T) {
 	dir := newDir(t)
 	i := serveDriver(t, dir, "node")
-	i.await(registration.Offered)
+	i.await(registration.AwaitingKubelet)
 	if err := os.Rename(dir, dir+".deleted"); err != nil {
 		t.Fatal(err)
 	}
-	i.await(registration.Blocked)
+	i.await(registration.SocketError)
 	// /proc leads to a directory without a name, as a mount does.
 	f, err := os.Open(dir + ".deleted")
 	if err != nil {
@@ -263,13 +262,13 @@ func TestDirectoryDeletedBehindAMount(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(dir+".deleted"), os.Symlink("/proc/self/fd/"+strconv.Itoa(int(f.Fd())), dir)); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a word on what to do", func() bool {
+	await(t, "a status that says what to do", func() bool {
 		s := i.Status()
-		return s.State == registration.Blocked && strings.Contains(s.Err.Error(), "the pod has to be restarted")
+		return s.State == registration.SocketError && strings.Contains(s.Err.Error(), "the pod has to be restarted")
 	})
 }
 
-// kubernetes/kubernetes#72500: kubelet, restarted, finds the driver at once.
+// kubernetes/kubernetes#72500: kubelet, restarted, finds the driver immediately.
 func TestKubeletRestarts(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -278,10 +277,10 @@ func TestKubeletRestarts(t *testing.T) {
 		i.await(registration.Registered)
 		k.await("node")
 		k.restart()
-		await(t, "a question", func() bool { return i.Status().Asked == n+2 })
+		await(t, "a call of GetInfo", func() bool { return i.Status().GetInfoCalls == n+2 })
 	}
-	if i.Status().Offers != 1 {
-		t.Error("the socket was made again")
+	if i.Status().SocketsCreated != 1 {
+		t.Error("the socket was recreated")
 	}
 }
 
@@ -297,7 +296,7 @@ func TestReregister(t *testing.T) {
 		i.await(registration.Registered)
 		k.await("node")
 		i.Reregister()
-		await(t, "a new socket", func() bool { return i.Status().Offers == int(n)+2 })
+		await(t, "a new socket", func() bool { return i.Status().SocketsCreated == int(n)+2 })
 	}
 	i.await(registration.Registered)
 	events, _ := k.past()
@@ -310,7 +309,7 @@ func TestReregister(t *testing.T) {
 	i.Reregister()
 }
 
-// A driver that restarts with KeepRegistered is not taken out meanwhile.
+// A driver that restarts with KeepRegistered is not deregistered meanwhile.
 func TestKeepRegistered(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -356,8 +355,8 @@ func abandon(t *testing.T, path string) {
 	l.Close()
 }
 
-// kubernetes-csi/node-driver-registrar#206: a socket of before a reboot is in the way.
-func TestReplacesDeadSockets(t *testing.T) {
+// kubernetes-csi/node-driver-registrar#206: the stale socket of before a reboot blocked the new one.
+func TestReplacesStaleSockets(t *testing.T) {
 	t.Run("refuses connections", func(t *testing.T) {
 		dir := newDir(t)
 		abandon(t, regSocket(dir))
@@ -371,8 +370,8 @@ func TestReplacesDeadSockets(t *testing.T) {
 	})
 	t.Run("silent", func(t *testing.T) {
 		dir := newDir(t)
-		// Connections succeed, as with a process that was killed while a thread of it
-		// hangs in the kernel.
+		// Connections succeed, as with a killed process one of whose threads hangs in
+		// the kernel.
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: regSocket(dir), Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
@@ -381,8 +380,8 @@ func TestReplacesDeadSockets(t *testing.T) {
 		defer l.Close()
 		d := &driver{nodeID: "node"}
 		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
-		i.Hasten(2*time.Millisecond, 50*time.Millisecond)
-		i.start().await(registration.Offered)
+		i.SetIntervals(2*time.Millisecond, 50*time.Millisecond)
+		i.start().await(registration.AwaitingKubelet)
 	})
 	t.Run("full", func(t *testing.T) {
 		dir := newDir(t)
@@ -406,13 +405,13 @@ func TestReplacesDeadSockets(t *testing.T) {
 		}
 		d := &driver{nodeID: "node"}
 		i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
-		i.Hasten(2*time.Millisecond, 50*time.Millisecond)
-		i.start().await(registration.Offered)
+		i.SetIntervals(2*time.Millisecond, 50*time.Millisecond)
+		i.start().await(registration.AwaitingKubelet)
 	})
 }
 
-// Whoever accepts and hangs up is somebody.
-func TestHangsUp(t *testing.T) {
+// A process that accepts and closes connections is not stale.
+func TestClosesConnections(t *testing.T) {
 	dir := newDir(t)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: regSocket(dir), Net: "unix"})
 	if err != nil {
@@ -431,18 +430,18 @@ func TestHangsUp(t *testing.T) {
 		}
 	}()
 	i := serveDriver(t, dir, "node")
-	i.await(registration.Blocked)
-	if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be told") {
+	i.await(registration.SocketError)
+	if err := i.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot be determined") {
 		t.Errorf("Check: %v", err)
 	}
 	l.Close()
 	<-done
-	i.await(registration.Offered)
+	i.await(registration.AwaitingKubelet)
 }
 
 // kubernetes/kubernetes#71424: the new registrar deleted the socket of the old one, and
-// kubelet took the driver out when the old one was gone. Here the new one waits for as
-// long as the old one lives, whose end leaves the new one's socket alone.
+// kubelet deregistered the driver when the old one ended. Here the new one stands by while
+// the old one runs, and the old one does not remove the socket of the new one.
 func TestRollingUpdate(t *testing.T) {
 	const runs = 25
 	t.Run("new before the old is gone", func(t *testing.T) {
@@ -510,7 +509,7 @@ func TestRollingUpdate(t *testing.T) {
 	})
 }
 
-// Many instances find one dead socket at once: one replaces it, the others stand by.
+// Many instances find one stale socket concurrently: one replaces it, the others stand by.
 func TestOneOfMany(t *testing.T) {
 	dir := newDir(t)
 	abandon(t, regSocket(dir))
@@ -524,16 +523,16 @@ func TestOneOfMany(t *testing.T) {
 	}
 	for len(all) > 0 {
 		var holder int
-		await(t, "one that holds the socket, and the others behind it", func() bool {
+		await(t, "one that serves the socket, and the others on standby", func() bool {
 			count := map[registration.State]int{}
 			for n, i := range all {
 				s := i.Status().State
 				count[s]++
-				if s == registration.Offered {
+				if s == registration.AwaitingKubelet {
 					holder = n
 				}
 			}
-			return count[registration.Offered] == 1 && count[registration.Standby] == len(all)-1
+			return count[registration.AwaitingKubelet] == 1 && count[registration.Standby] == len(all)-1
 		})
 		all[holder].end()
 		all = slices.Delete(all, holder, holder+1)
@@ -543,7 +542,7 @@ func TestOneOfMany(t *testing.T) {
 	}
 }
 
-// node-driver-registrar removes whatever socket is there and puts its own in place.
+// node-driver-registrar removes any socket and puts its own in place.
 func TestBesideTheSidecar(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -552,7 +551,7 @@ func TestBesideTheSidecar(t *testing.T) {
 
 	other := t.TempDir()
 	sidecar := newInstance(t, registration.Config{Endpoint: (&driver{nodeID: "sidecar"}).serve(t, dir), Dir: other}).start()
-	sidecar.await(registration.Offered)
+	sidecar.await(registration.AwaitingKubelet)
 	if err := errors.Join(os.Link(regSocket(other), dir+"/.new"), os.Rename(dir+"/.new", regSocket(dir))); err != nil {
 		t.Fatal(err)
 	}
@@ -598,9 +597,9 @@ func TestNothingIsLeftRunning(t *testing.T) {
 		i.await(registration.Registered)
 		for n := range 10 {
 			i.Reregister()
-			await(t, "a new socket", func() bool { return i.Status().Offers == n+2 })
+			await(t, "a new socket", func() bool { return i.Status().SocketsCreated == n+2 })
 		}
-		// A client that says nothing does not hold up the end.
+		// A silent client does not delay the end of Serve.
 		c, err := net.Dial("unix", regSocket(dir))
 		if err != nil {
 			t.Fatal(err)
@@ -612,10 +611,9 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	await(t, "the end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// What goes wrong with the directory ends nothing, is told with the path that people
-// know, and mends itself. At the end the socket is gone, or the error says that it is
-// not.
-func TestDirectoryInTrouble(t *testing.T) {
+// Errors of the directory do not end Serve, are reported with the configured path, and
+// are recovered from. When Serve ends the socket is removed, or Serve returns an error.
+func TestDirectoryErrors(t *testing.T) {
 	gate.UserNS(t)
 	dir := newDir(t)
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "nr_inodes=2"); err != nil {
@@ -641,10 +639,10 @@ func TestDirectoryInTrouble(t *testing.T) {
 		t.Helper()
 		await(t, text, func() bool {
 			s := i.Status()
-			if s.State == registration.Blocked && !strings.Contains(s.Err.Error(), dir) {
-				t.Fatalf("no path that anybody knows: %v", s.Err)
+			if s.State == registration.SocketError && !strings.Contains(s.Err.Error(), dir) {
+				t.Fatalf("the configured path is missing: %v", s.Err)
 			}
-			return s.State == registration.Blocked && strings.Contains(s.Err.Error(), text)
+			return s.State == registration.SocketError && strings.Contains(s.Err.Error(), text)
 		})
 	}
 	blocked("no space left")
@@ -655,7 +653,7 @@ func TestDirectoryInTrouble(t *testing.T) {
 	if err := os.Remove(full); err != nil {
 		t.Fatal(err)
 	}
-	i.await(registration.Offered)
+	i.await(registration.AwaitingKubelet)
 
 	remount(unix.MS_RDONLY)
 	i.stop()
@@ -668,7 +666,7 @@ func TestDirectoryInTrouble(t *testing.T) {
 	remount(0)
 }
 
-// A process that has run out of descriptors says so, and goes on when it has some.
+// A process that has run out of file descriptors reports it, and recovers when some are free.
 func TestNoDescriptors(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
@@ -690,9 +688,9 @@ func TestNoDescriptors(t *testing.T) {
 		}
 		files = append(files, f)
 	}
-	await(t, "a word on descriptors", func() bool {
+	await(t, "a status about descriptors", func() bool {
 		s := i.Status()
-		return s.State == registration.Blocked && strings.Contains(s.Err.Error(), "too many open files")
+		return s.State == registration.SocketError && strings.Contains(s.Err.Error(), "too many open files")
 	})
 	if err := os.Remove(regSocket(dir)); err != nil {
 		t.Error(err)
@@ -700,13 +698,13 @@ func TestNoDescriptors(t *testing.T) {
 	for _, f := range files {
 		f.Close()
 	}
-	await(t, "a new socket", func() bool { return i.Status().Offers == 2 })
+	await(t, "a new socket", func() bool { return i.Status().SocketsCreated == 2 })
 	i.await(registration.Registered)
 	k.await("node")
 }
 
-// The end may come at any point: nothing is left of it.
-func TestEndsAtAnyPoint(t *testing.T) {
+// Serve may end at any point and leaves nothing behind.
+func TestStopsAtAnyPoint(t *testing.T) {
 	dir := newDir(t)
 	d := &driver{nodeID: "node"}
 	endpoint := d.serve(t, dir)

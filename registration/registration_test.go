@@ -20,8 +20,8 @@ func TestNewRefuses(t *testing.T) {
 		text   string
 	}{
 		{"no name", func(c *registration.Config) { c.DriverName = "" }, `DriverName ""`},
-		{"slash", func(c *registration.Config) { c.DriverName = "a/b" }, "name of a domain"},
-		{"dot first", func(c *registration.Config) { c.DriverName = ".a" }, "name of a domain"},
+		{"slash", func(c *registration.Config) { c.DriverName = "a/b" }, "domain name of at most"},
+		{"dot first", func(c *registration.Config) { c.DriverName = ".a" }, "domain name of at most"},
 		{"long name", func(c *registration.Config) { c.DriverName = strings.Repeat("x", 64) }, "63 characters"},
 		{"no endpoint", func(c *registration.Config) { c.Endpoint = "" }, `Endpoint "": want an absolute path`},
 		{"relative endpoint", func(c *registration.Config) { c.Endpoint = "unix://csi.sock" }, "want an absolute path"},
@@ -46,7 +46,7 @@ func TestNewRefuses(t *testing.T) {
 			}
 		})
 	}
-	t.Run("all at once", func(t *testing.T) {
+	t.Run("all errors", func(t *testing.T) {
 		_, err := registration.New(registration.Config{})
 		for _, field := range []string{"DriverName", "Endpoint", "KubeletEndpoint"} {
 			if err == nil || !strings.Contains(err.Error(), field) {

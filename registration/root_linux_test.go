@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freezable mounts a file system at a short path. After freeze, whoever writes to it
-// waits in the kernel, where no signal reaches, until thaw or the end of the test.
+// freezable mounts a file system at a short path. After freeze, a process that writes
+// to it is in an uninterruptible sleep until thaw or the end of the test.
 func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 	t.Helper()
 	gate.Root(t)
@@ -45,7 +45,7 @@ func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		await(t, "an end to unmount", func() bool { // what hung closes its files a little later
+		await(t, "an end to unmount", func() bool { // a process that hung closes its files a little later
 			return !errors.Is(unix.Unmount(dir, 0), unix.EBUSY)
 		})
 	})
@@ -69,7 +69,7 @@ func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 }
 
 // A process that is killed while a thread of it hangs in the kernel keeps its
-// descriptors: its socket accepts connections, and nobody answers.
+// descriptors: its socket accepts connections, and no process answers.
 func TestKilledWhileAThreadHangs(t *testing.T) {
 	hanging, freeze, thaw := freezable(t)
 	dir := newDir(t)
@@ -92,23 +92,23 @@ func TestKilledWhileAThreadHangs(t *testing.T) {
 	})
 	c, err := net.Dial("unix", regSocket(dir))
 	if err != nil {
-		t.Fatalf("the socket of the killed process refuses connections (%v): nothing hangs", err)
+		t.Fatalf("the socket of the killed process refuses connections (%v): no thread hangs", err)
 	}
 	c.Close()
 
 	d := &driver{nodeID: "new"}
 	i := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir})
-	i.Hasten(2*time.Millisecond, 50*time.Millisecond)
+	i.SetIntervals(2*time.Millisecond, 50*time.Millisecond)
 	i.start().await(registration.Registered)
 	k.await("new")
 }
 
-// The registration directory hangs: Serve ends all the same, nobody answers any more,
-// and what hung is cleaned up by itself when it goes on.
+// The file system of the registration directory hangs: Serve ends nevertheless, stops
+// answering, and the socket is removed when the system call returns.
 func TestServeEndsWithDirectoryStuckInTheKernel(t *testing.T) {
 	dir, freeze, thaw := freezable(t)
 	i := serveDriver(t, dir, "node")
-	i.await(registration.Offered)
+	i.await(registration.AwaitingKubelet)
 	freeze()
 	i.stop()
 	err := <-i.done

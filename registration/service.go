@@ -12,11 +12,11 @@ import (
 const (
 	serviceName   = "pluginregistration.Registration"
 	methodGetInfo = "/" + serviceName + "/GetInfo"
-	kindCSI       = "CSIPlugin" // the handler that kubelet gives the driver to
+	kindCSI       = "CSIPlugin" // selects kubelet's handler
 )
 
-// handshakeTimeout bounds a client that connects and stays silent, for which gRPC
-// waits even when it is stopped.
+// handshakeTimeout bounds a client that connects and sends nothing: gRPC
+// waits for it even when it is stopped.
 const handshakeTimeout = time.Second
 
 // serviceDesc is the service as kubelet calls it.
@@ -53,20 +53,20 @@ func (r *Registrar) newServer() *grpc.Server {
 func (r *Registrar) getInfo(ctx context.Context) encoded {
 	if metadata.ValueFromIncomingContext(ctx, standbyKey) == nil {
 		r.mu.Lock()
-		r.asked++
-		r.lastAsked = time.Now()
-		r.askedAbout = r.offers
+		r.getInfoCalls++
+		r.lastGetInfo = time.Now()
+		r.getInfoSocket = r.socketsCreated
 		r.mu.Unlock()
 	}
 	return r.info
 }
 
-// notified records kubelet's verdict. The answer to kubelet is always OK: on an
-// error it would take out a driver that it has just registered.
+// notified records the status that kubelet reports. The response is always OK: on an
+// error kubelet would deregister a driver that it has just registered.
 func (r *Registrar) notified(s registrationStatus) {
 	if s.registered {
-		r.judged(Registered, nil)
+		r.recordKubeletStatus(Registered, nil)
 		return
 	}
-	r.judged(Refused, fmt.Errorf("kubelet says: %s", s.err))
+	r.recordKubeletStatus(Rejected, fmt.Errorf("kubelet reports: %s", s.err))
 }

@@ -8,30 +8,32 @@ import (
 	"time"
 )
 
-// State is where a registration stands.
+// State is the state of a registration.
 type State int
 
 const (
 	// Stopped is the state before Serve and after it.
 	Stopped State = iota
-	// Waiting is for the driver: it does not answer yet, or is not ready.
-	Waiting
-	// Standby is behind another process that serves the socket of this driver:
+	// AwaitingDriver means that the driver does not answer yet, or is not ready.
+	AwaitingDriver
+	// Standby means that another process serves the registration socket of this driver:
 	// another instance in a rolling update, or node-driver-registrar.
 	Standby
-	// Blocked means that the socket cannot be made. It is tried again twice a second.
-	Blocked
-	// Offered means that the socket is there, and kubelet has given no verdict yet.
-	Offered
-	// Refused means that kubelet asked and did not register the driver. It tries
-	// again by itself, after half a second at first and two minutes in the end.
-	Refused
+	// SocketError means that the socket cannot be created. It is retried twice a second.
+	SocketError
+	// AwaitingKubelet means that the socket is in place, and kubelet has not reported a
+	// registration status yet.
+	AwaitingKubelet
+	// Rejected means that kubelet called GetInfo and did not register the driver. It
+	// retries automatically, after half a second at first and two minutes in the end.
+	Rejected
 	// Registered means that kubelet has registered the driver.
 	Registered
 )
 
-var stateNames = [...]string{"stopped", "waiting", "standby", "blocked", "offered", "refused", "registered"}
+var stateNames = [...]string{"stopped", "awaiting_driver", "standby", "socket_error", "awaiting_kubelet", "rejected", "registered"}
 
+// String returns the name of the state as it is logged, such as "awaiting_kubelet".
 func (s State) String() string {
 	if s < 0 || int(s) >= len(stateNames) {
 		return fmt.Sprintf("State(%d)", int(s))
@@ -46,31 +48,33 @@ type Status struct {
 	Since time.Time
 	// Socket is the path of the registration socket as this process sees it.
 	Socket string
-	// Err says why the driver is not registered: kubelet's words if it refused, else
-	// what is waited for and, where a person has to act, what to do. It is nil if
-	// State is Registered.
+	// Err is why the driver is not registered: kubelet's message if it rejected the
+	// driver, else the reason for the State and, where an administrator has to act, what
+	// to do. It is nil if State is Registered.
 	Err error
-	// Asked is how often kubelet has asked who is there, and LastAsked when it did
-	// so last. It asks before each attempt to register, and after it was restarted.
-	Asked     int
-	LastAsked time.Time
-	// Offers is how often the socket was put in place: more than once if somebody
-	// deleted it, if another instance had it, or by Reregister.
-	Offers int
+	// GetInfoCalls is the number of kubelet's calls of GetInfo, and LastGetInfo the time
+	// of the last one. kubelet calls it before each attempt to register, and after a
+	// restart of kubelet.
+	GetInfoCalls int
+	LastGetInfo  time.Time
+	// SocketsCreated is how often the socket was put in place: more than once if it
+	// was deleted, if another instance had served it, or by Reregister.
+	SocketsCreated int
 }
 
-// kubeletSilence is when a socket that kubelet does not ask about is taken for one
-// that it does not see: it may have backed off on the path for two minutes.
+// kubeletSilence is the time after which a socket without a call of GetInfo is reported
+// as one that kubelet may not see: until then kubelet may be in a backoff of two minutes.
 const kubeletSilence = 150 * time.Second
 
-// logInterval is how often the log tells of new words on an old State, at most.
+// logInterval is the least time between two log lines with different errors and the
+// same State.
 const logInterval = 10 * time.Second
 
 var (
-	errStopped   = errors.New("Serve is not running")
-	errNoVerdict = errors.New("kubelet has not registered the driver yet")
-	errUnwatched = errors.New("the registration directory was deleted and made anew: kubelet watches the deleted one, and has to be restarted")
-	errGone      = errors.New("the registration socket was gone, and kubelet has taken the driver out: it is made again")
+	errStopped         = errors.New("Serve is not running")
+	errNoKubeletStatus = errors.New("kubelet has not registered the driver yet")
+	errUnwatched       = errors.New("the registration directory was deleted and recreated: kubelet watches the deleted one and has to be restarted")
+	errSocketLost      = errors.New("the registration socket was missing, and kubelet has deregistered the driver: the socket was recreated")
 )
 
 // A situation is a State, since when, and why.
@@ -80,41 +84,42 @@ type situation struct {
 	err   error
 }
 
-// Status returns what is known now. It never blocks. The driver is registered as
-// far as kubelet has said so: kubelet does not tell when it takes a driver out.
+// Status returns the current status. It never blocks. Registered is what kubelet
+// reported last: kubelet does not report that it deregisters a driver.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := r.now()
-	return Status{State: now.state, Since: now.since, Socket: r.path, Err: now.err, Asked: r.asked, LastAsked: r.lastAsked, Offers: r.offers}
+	now := r.current()
+	return Status{State: now.state, Since: now.since, Socket: r.path, Err: now.err,
+		GetInfoCalls: r.getInfoCalls, LastGetInfo: r.lastGetInfo, SocketsCreated: r.socketsCreated}
 }
 
-// now is the situation as it is shown. r.mu is held.
-func (r *Registrar) now() situation {
+// current returns the situation as Status shows it. r.mu is held.
+func (r *Registrar) current() situation {
 	if r.obstacle.err != nil {
 		return r.obstacle
 	}
-	now := r.verdict
-	if now.state != Offered {
+	now := r.kubeletStatus
+	if now.state != AwaitingKubelet {
 		return now
 	}
 	if now.err == nil {
-		now.err = errNoVerdict
+		now.err = errNoKubeletStatus
 	}
-	if r.askedAbout != r.offers && time.Since(now.since) > kubeletSilence {
-		now.err = fmt.Errorf("%s; it has not asked about the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
-			"if somebody deleted that directory, kubelet has to be restarted", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
+	if r.getInfoSocket != r.socketsCreated && time.Since(now.since) > kubeletSilence {
+		now.err = fmt.Errorf("%s; it has not called the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
+			"if that directory was deleted and recreated, kubelet has to be restarted", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
 	}
 	return now
 }
 
 // Check returns nil if the driver is registered, or stands by behind another
-// instance, else why not. It is meant for a readiness probe, from memory and
-// without blocking. A standby counts as ready because it can do no more: a
-// DaemonSet with maxSurge ends the old pod only once the new one is ready.
+// instance, else the reason why not. It is meant for a readiness probe: it answers from
+// memory and never blocks. Standby counts as ready, because a DaemonSet with maxSurge
+// ends the old pod only once the new one is ready.
 //
-// It is not for a liveness probe. A restart mends nothing that Serve does not, takes
-// the mounts of a driver in user space with it, and a driver that kubelet refuses
+// It is not for a liveness probe. A restart repairs nothing that Serve does not, it
+// ends the mounts of a driver in user space, and a driver that kubelet rejects
 // still serves the volumes that are mounted.
 func (r *Registrar) Check(context.Context) error {
 	s := r.Status()
@@ -124,8 +129,8 @@ func (r *Registrar) Check(context.Context) error {
 	return fmt.Errorf("not registered with kubelet (%v): %w", s.State, s.Err)
 }
 
-// hinder records what keeps the socket from being in place.
-func (r *Registrar) hinder(state State, err error) {
+// setObstacle records what keeps the socket from being in place.
+func (r *Registrar) setObstacle(state State, err error) {
 	r.change(func() {
 		since := time.Now()
 		if r.obstacle.state == state && r.obstacle.err != nil {
@@ -135,54 +140,54 @@ func (r *Registrar) hinder(state State, err error) {
 	})
 }
 
-// inPlace records that nothing does.
-func (r *Registrar) inPlace() {
+// clearObstacle records that the socket is in place.
+func (r *Registrar) clearObstacle() {
 	r.change(func() { r.obstacle = situation{} })
 }
 
-// offered records that the socket was put in place, with a remark on the occasion.
-func (r *Registrar) offered(remark error) {
+// recordSocketCreated records that the socket was put in place. reason is why it had
+// to be, or nil.
+func (r *Registrar) recordSocketCreated(reason error) {
 	r.change(func() {
-		if errors.Is(r.verdict.err, errUnwatched) && r.askedAbout != r.offers {
-			remark = errUnwatched // still
+		if errors.Is(r.kubeletStatus.err, errUnwatched) && r.getInfoSocket != r.socketsCreated {
+			reason = errUnwatched // still
 		}
 		r.obstacle = situation{}
-		r.verdict = situation{Offered, time.Now(), remark}
-		r.offers++
-		r.logged = situation{} // each time
+		r.kubeletStatus = situation{AwaitingKubelet, time.Now(), reason}
+		r.socketsCreated++
+		r.logged = situation{} // log each creation
 	})
 }
 
-// judged records what kubelet says.
-func (r *Registrar) judged(state State, err error) {
+// recordKubeletStatus records what kubelet reports in NotifyRegistrationStatus.
+func (r *Registrar) recordKubeletStatus(state State, err error) {
 	r.change(func() {
-		// kubelet asks before it judges. If it has not asked about this socket, it speaks
-		// of the one before, and will take that out.
-		if r.askedAbout != r.offers {
+		// kubelet calls GetInfo before it reports a status. If it has not called it on this
+		// socket, the status is about the previous one, which it will deregister.
+		if r.getInfoSocket != r.socketsCreated {
 			return
 		}
 		since := time.Now()
-		if r.verdict.state == state {
-			since = r.verdict.since
+		if r.kubeletStatus.state == state {
+			since = r.kubeletStatus.since
 		}
-		r.verdict = situation{state, since, err}
+		r.kubeletStatus = situation{state, since, err}
 	})
 }
 
-// change changes what is known, and logs what that does to the Status. Words that
-// change while the State does not are not worth a line each: they may hold a time,
-// or the number of a request.
+// change applies f, and logs a change of the Status. A new error in the same State is
+// rate limited, because it may contain a time or the number of a request.
 func (r *Registrar) change(f func()) {
 	r.mu.Lock()
 	f()
-	now := r.now()
-	news := now.state != r.logged.state ||
+	now := r.current()
+	changed := now.state != r.logged.state ||
 		text(now.err) != text(r.logged.err) && time.Since(r.logged.since) >= logInterval
-	if news {
+	if changed {
 		r.logged = situation{now.state, time.Now(), now.err}
 	}
 	r.mu.Unlock()
-	if news {
+	if changed {
 		r.log(now.state, now.err)
 	}
 }
@@ -190,9 +195,9 @@ func (r *Registrar) change(f func()) {
 func (r *Registrar) log(state State, err error) {
 	level := slog.LevelInfo
 	switch {
-	case state == Refused:
+	case state == Rejected:
 		level = slog.LevelError
-	case state == Blocked, state == Offered && !errors.Is(err, errNoVerdict):
+	case state == SocketError, state == AwaitingKubelet && !errors.Is(err, errNoKubeletStatus):
 		level = slog.LevelWarn
 	}
 	attrs := []slog.Attr{slog.String("driver", r.cfg.DriverName), slog.String("state", state.String()), slog.String("socket", r.path)}

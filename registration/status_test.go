@@ -12,14 +12,14 @@ import (
 )
 
 // kubernetes/kubernetes#140754: the driver had its socket in a directory that kubelet
-// did not watch, and nothing said so. kubelet that is slow, because it has backed off,
-// is told apart from that.
+// did not watch, and nothing said so. A kubelet that is slow,
+// because it has backed off, is distinguished from that.
 func TestStatusOfSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &Registrar{}
 		r.cfg.Dir, r.cfg.KubeletDir = "/registration", "/var/lib/kubelet/plugins_registry"
 		r.cfg.Logger = discard
-		r.offered(nil)
+		r.recordSocketCreated(nil)
 		silent := func() bool {
 			return strings.Contains(r.Status().Err.Error(), "check that /registration is /var/lib/kubelet/plugins_registry on the host")
 		}
@@ -33,7 +33,7 @@ func TestStatusOfSilence(t *testing.T) {
 		}
 		r.getInfo(t.Context())
 		if silent() {
-			t.Errorf("kubelet has asked, and yet: %v", r.Status().Err)
+			t.Errorf("kubelet has called GetInfo, but: %v", r.Status().Err)
 		}
 		r.notified(registrationStatus{registered: true})
 		if s := r.Status(); s.State != Registered || s.Err != nil {
@@ -48,39 +48,39 @@ func TestStatusOfSilence(t *testing.T) {
 	})
 }
 
-// A verdict that arrives while another instance has the socket is not shown, and
-// one that was given before a passing obstacle is shown again after it.
+// A registration status that arrives while another instance serves the socket is not shown,
+// and one from before a temporary obstacle is shown again after it.
 func TestStatusBehindAnObstacle(t *testing.T) {
 	r := &Registrar{}
 	r.cfg.Logger = discard
-	r.offered(nil)
+	r.recordSocketCreated(nil)
 	r.getInfo(t.Context())
-	r.hinder(Standby, &aliveError{"/csi.sock"})
+	r.setObstacle(Standby, &inUseError{"/csi.sock"})
 	r.notified(registrationStatus{registered: true})
 	if s := r.Status(); s.State != Standby || s.Err == nil {
 		t.Errorf("status %+v", s)
 	}
-	r.inPlace()
+	r.clearObstacle()
 	if s := r.Status(); s.State != Registered || s.Err != nil {
 		t.Errorf("status %+v", s)
 	}
 }
 
-// kubelet may register a driver for two minutes. If the socket was replaced
-// meanwhile, its verdict is on one that is gone, and it asks again; or does not, if
-// it watches another directory.
-func TestVerdictOnTheSocketBefore(t *testing.T) {
+// A registration by kubelet may take two minutes. If the socket was replaced
+// meanwhile, its status is about the previous one, and it calls GetInfo again; or does
+// not, if it watches another directory.
+func TestStatusOfThePreviousSocket(t *testing.T) {
 	for _, registered := range []bool{true, false} {
 		r := &Registrar{}
 		r.cfg.Logger = discard
-		r.offered(nil)
+		r.recordSocketCreated(nil)
 		r.getInfo(t.Context())
-		r.offered(errUnwatched)
+		r.recordSocketCreated(errUnwatched)
 		r.notified(registrationStatus{registered, "no"})
-		if s := r.Status(); s.State != Offered || !errors.Is(s.Err, errUnwatched) {
+		if s := r.Status(); s.State != AwaitingKubelet || !errors.Is(s.Err, errUnwatched) {
 			t.Errorf("status %+v", s)
 		}
-		r.offered(nil) // by Reregister; kubelet watches the new directory no more for that
+		r.recordSocketCreated(nil) // by Reregister; kubelet still does not watch the new directory
 		if s := r.Status(); !errors.Is(s.Err, errUnwatched) {
 			t.Errorf("status %+v", s)
 		}
@@ -114,8 +114,8 @@ func newLogText() (*logText, *slog.Logger) {
 	}}))
 }
 
-// The log has each change of the Status, also to the better and by mere silence, and
-// no flood of words that are new each time.
+// Each change of the Status is logged, including recoveries and timeouts, and errors
+// with changing text are rate limited.
 func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, logger := newLogText()
@@ -136,49 +136,49 @@ func TestLog(t *testing.T) {
 			}
 		}
 		for n := range 600 { // a minute
-			r.hinder(Waiting, fmt.Errorf("%d of 600 loaded", n))
+			r.setObstacle(AwaitingDriver, fmt.Errorf("%d of 600 loaded", n))
 			time.Sleep(100 * time.Millisecond)
 		}
-		expect(`INFO waiting reason="0 of`, `INFO waiting reason="100 of`, `INFO waiting reason="200 of`, `INFO waiting reason="300 of`, `INFO waiting reason="400 of`, `INFO waiting reason="500 of`)
-		r.offered(nil)
-		expect("INFO offered")
+		expect(`INFO awaiting_driver reason="0 of`, `INFO awaiting_driver reason="100 of`, `INFO awaiting_driver reason="200 of`, `INFO awaiting_driver reason="300 of`, `INFO awaiting_driver reason="400 of`, `INFO awaiting_driver reason="500 of`)
+		r.recordSocketCreated(nil)
+		expect("INFO awaiting_kubelet")
 		for range 10 * 60 { // five minutes
-			r.inPlace()
+			r.clearObstacle()
 			time.Sleep(500 * time.Millisecond)
 		}
-		expect(`WARN offered error="kubelet has not registered the driver yet; it has not asked`)
+		expect(`WARN awaiting_kubelet error="kubelet has not registered the driver yet; it has not called`)
 		r.getInfo(t.Context())
 		r.notified(registrationStatus{err: "no"})
 		r.notified(registrationStatus{err: "no"})
-		expect(`ERROR refused error="kubelet says: no"`)
+		expect(`ERROR rejected error="kubelet reports: no"`)
 		r.notified(registrationStatus{registered: true})
-		r.hinder(Blocked, errors.New("too many open files"))
-		r.inPlace()
-		r.inPlace()
-		expect("INFO registered", `WARN blocked error="too many open files"`, "INFO registered")
-		r.offered(errGone)
-		r.offered(errGone)
-		expect(`WARN offered error="the registration socket was gone`, `WARN offered error="the registration socket was gone`)
+		r.setObstacle(SocketError, errors.New("too many open files"))
+		r.clearObstacle()
+		r.clearObstacle()
+		expect("INFO registered", `WARN socket_error error="too many open files"`, "INFO registered")
+		r.recordSocketCreated(errSocketLost)
+		r.recordSocketCreated(errSocketLost)
+		expect(`WARN awaiting_kubelet error="the registration socket was missing`, `WARN awaiting_kubelet error="the registration socket was missing`)
 	})
 }
 
-// The clock of the day steps, by days, while the machine's own goes on: nothing that
-// is decided here looks at the former.
+// The wall clock steps by days, while the monotonic clock does not: the package uses
+// only the latter.
 func TestClockStepped(t *testing.T) {
 	for _, step := range []time.Duration{-48 * time.Hour, 48 * time.Hour} {
 		log, logger := newLogText()
 		r := &Registrar{}
 		r.cfg.DriverName, r.cfg.Logger = "d", logger
-		r.offered(nil)
+		r.recordSocketCreated(nil)
 		for _, tt := range []struct {
 			ago   time.Duration
 			lines int
 		}{{kubeletSilence - time.Minute, 1}, {kubeletSilence + time.Second, 2}} {
 			// As if the clock had stepped since.
 			since := stepped(t, time.Now().Add(-tt.ago), -step)
-			r.verdict.since, r.logged.since = since, since
-			r.inPlace()
-			silent := strings.Contains(r.Status().Err.Error(), "has not asked")
+			r.kubeletStatus.since, r.logged.since = since, since
+			r.clearObstacle()
+			silent := strings.Contains(r.Status().Err.Error(), "has not called")
 			if silent != (tt.ago > kubeletSilence) || strings.Count(log.String(), "\n") != tt.lines {
 				t.Errorf("%v ago, and the clock stepped by %v: %v\n%s", tt.ago, step, r.Status().Err, log)
 			}
@@ -186,19 +186,18 @@ func TestClockStepped(t *testing.T) {
 	}
 }
 
-// stepped changes what the clock of the day said at t, and not what the machine's own
-// did, which time.Time keeps beside it.
+// stepped changes the wall clock reading of at, and not its monotonic one.
 func stepped(t *testing.T, at time.Time, step time.Duration) time.Time {
 	t.Helper()
 	// The first word of a Time with both: a flag, 33 bits of seconds, 30 of nanoseconds.
 	word := (*uint64)(unsafe.Pointer(&at))
 	if *word>>63 != 1 {
-		t.Fatal("a Time without the machine's clock")
+		t.Fatal("a Time without a monotonic reading")
 	}
 	day, before := at.Round(0), at
 	*word += uint64(int64(step/time.Second)) << 30
 	if got := at.Round(0).Sub(day); got != step || at.Sub(before) != 0 {
-		t.Fatalf("time.Time has another form: stepped by %v and %v", got, at.Sub(before))
+		t.Fatalf("the layout of time.Time has changed: stepped by %v and %v", got, at.Sub(before))
 	}
 	return at
 }

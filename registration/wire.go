@@ -9,9 +9,9 @@ import (
 
 // The messages of pluginregistration/v1, which has six fields in all and has not
 // changed since Kubernetes 1.12. They are written by hand and not generated,
-// because generated types register themselves by name: a program that also links
-// kubelet's own package, as a device plugin does, would panic at its start. Nor
-// are they kubelet's own, whose module would raise the Kubernetes version of every
+// because generated types register globally by name: a program that also links
+// kubelet's package, as a device plugin does, would panic at its start. Nor
+// are kubelet's types used, whose module would raise the Kubernetes version of every
 // driver that imports this package.
 
 // pluginInfo is the message PluginInfo.
@@ -80,13 +80,12 @@ type empty struct{}
 
 func (empty) unmarshal([]byte) error { return nil }
 
-// encoded is a message that is encoded already: the answer to GetInfo never
-// changes.
+// encoded is an encoded message: the response of GetInfo never changes.
 type encoded []byte
 
 // fields calls f for each field of a message, with a uint64 if it is a varint, or a
-// string. Fields of other types do not occur, and are skipped. So is a known field of
-// another type than its own, as protobuf does with what it does not know.
+// string. Fields of other wire types, and known fields with an unexpected one, are
+// skipped, as protobuf does with unknown fields.
 func fields(b []byte, f func(field protowire.Number, value any)) error {
 	for len(b) > 0 {
 		field, kind, n := protowire.ConsumeTag(b)
@@ -124,13 +123,13 @@ func (codec) Marshal(v any) (mem.BufferSlice, error) {
 	case empty:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("registration: %T is no message to send", v)
+	return nil, fmt.Errorf("registration: cannot encode %T", v)
 }
 
 func (codec) Unmarshal(data mem.BufferSlice, v any) error {
 	m, ok := v.(interface{ unmarshal([]byte) error })
 	if !ok {
-		return fmt.Errorf("registration: %T is no message to receive", v)
+		return fmt.Errorf("registration: cannot decode into %T", v)
 	}
 	return m.unmarshal(data.Materialize())
 }

@@ -7,8 +7,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// FuzzMessages gives what arrives to both decoders: nothing that kubelet, or
-// whoever is behind a socket in the way, sends may end the process.
+// FuzzMessages decodes arbitrary input: nothing that kubelet, or another process that
+// serves the socket, sends may crash the process.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte(pluginInfo{kind: kindCSI, name: "csi.example.com", endpoint: "/csi.sock", versions: []string{"1.0.0", "1.1"}}.marshal()))
 	f.Add([]byte("\x08\x01\x12\x02no\x1d1234\x23\x28\x01\x24"))
@@ -36,7 +36,7 @@ func TestCodecRefuses(t *testing.T) {
 	}
 }
 
-// A field of a type that is not its own says nothing, as in protobuf's own code.
+// A field with an unexpected wire type is ignored, as by the protobuf library.
 func TestFieldsOfAnotherType(t *testing.T) {
 	var info pluginInfo
 	if err := info.unmarshal([]byte("\x0a\x01k\x12\x01n\x10\x07\x0d1234\x18\x01\x20\x01")); err != nil || info.kind != "k" || info.name != "n" || info.endpoint != "" || len(info.versions) != 0 {

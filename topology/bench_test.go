@@ -29,7 +29,7 @@ func BenchmarkChoose(b *testing.B) {
 			b.Run(fmt.Sprintf("%d nodes, %d copies", nodes, copies), func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := topology.Choose(req, 1<<20, from, topology.Copies(copies)); err != nil {
+					if _, err := topology.Choose(req, 1<<20, from, topology.WithCopies(copies)); err != nil {
 						b.Fatal(err)
 					}
 				}

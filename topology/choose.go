@@ -14,16 +14,16 @@ import (
 // Candidate is a place for volumes: a pool, a node, a zone.
 type Candidate struct {
 	Name      string
-	Segments  Segments // from where a volume in it is accessible; none: everywhere
+	Segments  Segments // the topology from which its volumes are accessible; none: everywhere
 	Free      int64    // bytes; math.MaxInt64 if unknown
-	MaxVolume int64    // bytes of the largest volume it takes, however much is free; 0: no limit
+	MaxVolume int64    // bytes of the largest volume, however much is free; 0: no limit
 }
 
 func (c Candidate) fits(size int64) bool {
 	return size <= c.Free && (c.MaxVolume == 0 || size <= c.MaxVolume)
 }
 
-// Option changes what [Choose] does.
+// Option configures [Choose].
 type Option interface{ apply(*config) }
 
 type config struct {
@@ -35,34 +35,34 @@ type option func(*config)
 
 func (o option) apply(c *config) { o(c) }
 
-// Copies asks for a volume that is accessible from n topologies, with the whole
-// of its size in a place in each. Without it n is 1.
-func Copies(n int) Option { return option(func(c *config) { c.copies = n }) }
+// WithCopies requests a volume that is accessible from n topologies, with the whole
+// of its size in a place in each. The default is 1.
+func WithCopies(n int) Option { return option(func(c *config) { c.copies = n }) }
 
-// Spread takes, of places that the CO likes as well, the one with the most free
+// WithSpread selects, of places that the CO prefers equally, the one with the most free
 // bytes. It is the default.
-func Spread() Option { return option(func(c *config) { c.pack = false }) }
+func WithSpread() Option { return option(func(c *config) { c.pack = false }) }
 
-// Pack takes the one with the fewest that are enough, and so keeps large places
-// for large volumes.
-func Pack() Option { return option(func(c *config) { c.pack = true }) }
+// WithPack selects, of places that the CO prefers equally, the one with the fewest free
+// bytes that are sufficient, which keeps large places for large volumes.
+func WithPack() Option { return option(func(c *config) { c.pack = true }) }
 
 // Choose returns the place for a new volume of size bytes, 0 for any size, or with
-// [Copies] the n places, all with different topologies. Of n places x = n in the
-// words of the specification:
+// [WithCopies] the n places, all with different topologies; n is the x of the
+// specification:
 //
-//   - with requisite topologies, these places are such that [Satisfies] holds;
+//   - with requisite topologies, the places satisfy [Satisfies];
 //   - then places in preferred topologies come before others, in the order of the
 //     preferred ones;
-//   - then [Spread] or [Pack] decides, and last the order of from.
+//   - then [WithSpread] or [WithPack] decides, and last the order of from.
 //
 // The result is in that order. A nil requirement allows every place, as does one
-// with preferred topologies alone.
+// with preferred topologies only.
 //
-// The [*Error] is RESOURCE_EXHAUSTED when no choice is possible now, and says why
-// of each place; external-provisioner then asks for another node. It is
-// INVALID_ARGUMENT when the requirement breaks the specification, when size is
-// negative, or when fewer than one copy is asked for.
+// The [*Error] is RESOURCE_EXHAUSTED when no choice is possible now, with the reason
+// for each place; external-provisioner then tries another node. It is
+// INVALID_ARGUMENT when the requirement violates the specification, when size is
+// negative, or when fewer than one copy is requested.
 func Choose(req *csi.TopologyRequirement, size int64, from []Candidate, opts ...Option) ([]Candidate, error) {
 	const op = "choose a place"
 	c := config{copies: 1}
@@ -95,12 +95,12 @@ func Choose(req *csi.TopologyRequirement, size int64, from []Candidate, opts ...
 type place struct {
 	Candidate
 	form
-	rank int // the first preferred topology it is in; more: none of them, or not even a requisite one
+	rank int // the index of its first preferred topology; above those: requisite, then other
 }
 
-// best returns the places that have room, in the order of the strategy. Of those
-// with the same topology it leaves the first: more make a volume accessible from
-// no more.
+// best returns the places that have capacity, in the order of the strategy. Of those
+// with the same topology it keeps the first: a second one would not make a volume
+// accessible from another topology.
 func (c *config) best(from []Candidate, size int64) []place {
 	from = slices.DeleteFunc(slices.Clone(from), func(c Candidate) bool { return !c.fits(size) })
 	slices.SortStableFunc(from, func(a, b Candidate) int {
@@ -121,15 +121,14 @@ func (c *config) best(from []Candidate, size int64) []place {
 	return places
 }
 
-// sort puts the places into the order of the CO's preference, and leaves those
-// that it likes as well in the order they have.
+// sort sorts the places by the CO's preference, and is stable for equal preference.
 func (r *requirement) sort(places []place) {
 	for i := range places {
 		p := &places[i]
-		switch liked := slices.IndexFunc(r.preferred, p.matches); {
-		case liked >= 0:
-			p.rank = liked
-		case slices.ContainsFunc(r.requisite, p.matches):
+		switch preferred := slices.IndexFunc(r.preferred, p.compatible); {
+		case preferred >= 0:
+			p.rank = preferred
+		case slices.ContainsFunc(r.requisite, p.compatible):
 			p.rank = len(r.preferred)
 		default:
 			p.rank = len(r.preferred) + 1
@@ -139,13 +138,13 @@ func (r *requirement) sort(places []place) {
 }
 
 // pick chooses the first of the places that together satisfy the requirement, or
-// says what it is short of.
+// returns what is missing.
 func (r *requirement) pick(places []place, copies int) (chosen []Candidate, short string) {
 	take := make([]bool, len(places))
 	taken := 0
 	if copies < len(r.requisite) {
-		// To add whatever can be added yields the first choice in order, since
-		// who has got a requisite topology of its own keeps one.
+		// Adding greedily yields the first choice in order, because a place that has been
+		// assigned a requisite topology keeps one.
 		a := newAssignment(r.requisite)
 		for i := range places {
 			if taken < copies && a.add(places[i].form) {
@@ -155,13 +154,13 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 		}
 	} else {
 		for _, q := range r.requisite {
-			i := slices.IndexFunc(places, func(p place) bool { return p.matches(q) })
+			i := slices.IndexFunc(places, func(p place) bool { return p.compatible(q) })
 			if i < 0 {
-				return nil, fmt.Sprintf("nothing is free in the requisite topology %s", q.words())
+				return nil, fmt.Sprintf("no place has capacity in the requisite topology %s", q.words())
 			}
 			covered := false
 			for j := range places {
-				covered = covered || take[j] && places[j].matches(q)
+				covered = covered || take[j] && places[j].compatible(q)
 			}
 			if !covered {
 				take[i] = true
@@ -177,9 +176,9 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 	}
 	if taken < copies {
 		if copies == 1 {
-			return nil, "there is no place"
+			return nil, "no place fits"
 		}
-		return nil, fmt.Sprintf("there are places in %d different topologies, not in %d", taken, copies)
+		return nil, fmt.Sprintf("places fit in %d different topologies, and %d are required", taken, copies)
 	}
 	for i, p := range places {
 		if take[i] {
@@ -189,12 +188,12 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 	return chosen, ""
 }
 
-// why says of each candidate why it will not do.
+// why returns for each candidate the reason why it is not suitable.
 func (r *requirement) why(from []Candidate, size int64, copies int) string {
 	var lines []string
 	for _, c := range from {
 		outside := len(r.requisite) > 0 && copies <= len(r.requisite) &&
-			!slices.ContainsFunc(r.requisite, canonical(c.Segments).matches)
+			!slices.ContainsFunc(r.requisite, canonical(c.Segments).compatible)
 		what := c.Name + " (" + canonical(c.Segments).words() + ") "
 		switch {
 		case outside:
@@ -204,17 +203,17 @@ func (r *requirement) why(from []Candidate, size int64, copies int) string {
 		case size > c.Free:
 			what += "has " + amount(max(c.Free, 0)) + " free"
 		default:
-			what += "would do"
+			what += "fits"
 		}
 		lines = append(lines, what)
 	}
 	if len(lines) == 0 {
-		return "no places are known"
+		return "no places are configured"
 	}
-	return "wanted " + amount(size) + "; " + several(lines)
+	return "requested " + amount(size) + "; " + several(lines)
 }
 
-// words is String for a person.
+// words is String for messages.
 func (f form) words() string {
 	if len(f) == 0 {
 		return "everywhere"

@@ -17,7 +17,7 @@ import (
 
 const gib = 1 << 30
 
-// terms reads "zone=z1 zone=z2".
+// terms parses "zone=z1 zone=z2".
 func terms(text string) (list []*csi.Topology) {
 	for _, term := range strings.Fields(text) {
 		list = append(list, &csi.Topology{Segments: segs(term)})
@@ -29,7 +29,7 @@ func requirement(requisite, preferred string) *csi.TopologyRequirement {
 	return &csi.TopologyRequirement{Requisite: terms(requisite), Preferred: terms(preferred)}
 }
 
-// pools reads "name:segments:GiB name:segments:GiB:GiB of the largest volume".
+// pools parses "name:segments:GiB name:segments:GiB:GiB of the largest volume".
 func pools(text string) (list []topology.Candidate) {
 	for _, pool := range strings.Fields(text) {
 		parts := strings.Split(pool, ":")
@@ -92,23 +92,23 @@ func TestChooseSpecification(t *testing.T) {
 		only4 = "4:region=R1,zone=Z4:9"
 		no2   = "1:region=R2,zone=Z2:9 3:region=R1,zone=Z3:9"
 	)
-	two := []topology.Option{topology.Copies(2)}
-	three := []topology.Option{topology.Copies(3)}
+	two := []topology.Option{topology.WithCopies(2)}
+	three := []topology.Option{topology.WithCopies(3)}
 	runChoose(t, []chooseCase{
 		{name: "one of one", req: requirement(z2, ""), from: zones, want: "2"},
 		{name: "one of one that is not there", req: requirement(z2, ""), from: no2,
-			code: codes.ResourceExhausted, text: "nothing is free in the requisite topology"},
+			code: codes.ResourceExhausted, text: "no place has capacity in the requisite topology"},
 		{name: "two of two", req: requirement(z23, ""), from: zones, opts: two, want: "2 3"},
 		{name: "two of two, one missing", req: requirement(z23, ""), from: no3, opts: two,
 			code: codes.ResourceExhausted, text: "topology.example.com/zone=Z3"},
 		{name: "one of two", req: requirement(z23, ""), from: no35, want: "2"},
 		{name: "two of three", req: requirement(z234, ""), from: no3, opts: two, want: "2 4"},
 		{name: "two of three, one there", req: requirement(z234, ""), from: only4, opts: two,
-			code: codes.ResourceExhausted, text: "in 1 different topologies, not in 2"},
+			code: codes.ResourceExhausted, text: "in 1 different topologies, and 2 are required"},
 		{name: "two, one of them requisite", req: requirement(z2, ""), from: zones, opts: two, want: "2 3"},
 		{name: "three, two of them requisite", req: requirement(z23, ""), from: no5, opts: three, want: "2 3 4"},
 		{name: "three, two of them requisite, no third", req: requirement(z23, ""), from: "2:region=R1,zone=Z2:9 3:region=R1,zone=Z3:9", opts: three,
-			code: codes.ResourceExhausted, text: "not in 3"},
+			code: codes.ResourceExhausted, text: "and 3 are required"},
 
 		{name: "example 1", req: requirement(z23, "region=R1,zone=Z3"), from: zones, want: "3"},
 		{name: "example 1, fall back", req: requirement(z23, "region=R1,zone=Z3"), from: no3, want: "2"},
@@ -120,16 +120,16 @@ func TestChooseSpecification(t *testing.T) {
 		{name: "example 3, Z3 and others", req: requirement(z2345, "region=R1,zone=Z5 region=R1,zone=Z3"), from: no5, opts: two, want: "3 2"},
 		{name: "example 3, others", req: requirement(z2345, "region=R1,zone=Z5 region=R1,zone=Z3"), from: no35, opts: two, want: "2 4"},
 
-		{name: "preferred alone", req: requirement("", "region=R1,zone=Z3"), from: zones, want: "3"},
-		{name: "preferred alone, any other", req: requirement("", "region=R1,zone=Z3"), from: no3, want: "2"},
-		{name: "preferred alone, and any other", req: requirement("", "region=R1,zone=Z3"), from: zones, opts: two, want: "3 2"},
+		{name: "preferred only", req: requirement("", "region=R1,zone=Z3"), from: zones, want: "3"},
+		{name: "preferred only, any other", req: requirement("", "region=R1,zone=Z3"), from: no3, want: "2"},
+		{name: "preferred only, and any other", req: requirement("", "region=R1,zone=Z3"), from: zones, opts: two, want: "3 2"},
 		{name: "no requirement", from: zones, want: "2"},
 
 		{name: "neither", req: &csi.TopologyRequirement{}, from: zones, code: codes.InvalidArgument, text: "neither requisite nor preferred"},
-		{name: "preferred but not requisite", req: requirement(z2, "region=R1,zone=Z3"), from: zones, code: codes.InvalidArgument, text: "is not a requisite one"},
+		{name: "preferred but not requisite", req: requirement(z2, "region=R1,zone=Z3"), from: zones, code: codes.InvalidArgument, text: "is not among the requisite ones"},
 		{name: "a broken term", req: requirement("zone=-", ""), from: zones, code: codes.InvalidArgument, text: "requisite[0]"},
 		{name: "negative size", size: -1, from: zones, code: codes.InvalidArgument, text: "bytes"},
-		{name: "no copies", from: zones, opts: []topology.Option{topology.Copies(0)}, code: codes.InvalidArgument, text: "0 copies"},
+		{name: "no copies", from: zones, opts: []topology.Option{topology.WithCopies(0)}, code: codes.InvalidArgument, text: "0 copies"},
 	})
 }
 
@@ -146,20 +146,20 @@ func TestChooseProvisioner(t *testing.T) {
 		zones = "zone=z1 zone=z2 zone=z3"
 	)
 	runChoose(t, []chooseCase{
-		// WaitForFirstConsumer, --strict-topology: the selected node alone.
+		// WaitForFirstConsumer, --strict-topology: only the selected node.
 		{name: "strict", req: requirement(n2, n2), size: 5, from: hosts, want: "p2"},
 		{name: "strict, full", req: requirement(n4, n4), size: 8, from: hosts, code: codes.ResourceExhausted, text: "p4 (topology.example.com/host=n4,topology.example.com/zone=z3) has 5 GiB free"},
-		{name: "strict, and the plugin has nothing there", req: requirement("zone=z9,host=n9", "zone=z9,host=n9"), size: 1, from: hosts, code: codes.ResourceExhausted, text: "is in no requisite topology"},
+		{name: "strict, and the plugin has no place there", req: requirement("zone=z9,host=n9", "zone=z9,host=n9"), size: 1, from: hosts, code: codes.ResourceExhausted, text: "is in no requisite topology"},
 		// Not strict: all nodes, the selected one first.
 		{name: "selected", req: requirement(all, n3+" "+n4+" "+n1+" "+n2), size: 5, from: hosts, want: "p3"},
 		{name: "selected is full", req: requirement(all, n4+" "+n1+" "+n2+" "+n3), size: 8, from: hosts, want: "p1"},
 		{name: "selected and next are full", req: requirement(all, n4+" "+n1+" "+n2+" "+n3), size: 15, from: hosts, want: "p2"},
-		{name: "all are full", req: requirement(all, n1+" "+n2+" "+n3+" "+n4), size: 31, from: hosts, code: codes.ResourceExhausted, text: "wanted 31 GiB; p1"},
+		{name: "all are full", req: requirement(all, n1+" "+n2+" "+n3+" "+n4), size: 31, from: hosts, code: codes.ResourceExhausted, text: "requested 31 GiB; p1"},
 		// allowedTopologies name fewer keys than the nodes have.
 		{name: "allowed zones, selected first", req: requirement(zones, "zone=z3 zone=z1 zone=z2"), size: 5, from: hosts, want: "p3"},
-		{name: "allowed zones, pack", req: requirement(zones, "zone=z3 zone=z1 zone=z2"), size: 5, from: hosts, opts: []topology.Option{topology.Pack()}, want: "p4"},
+		{name: "allowed zones, pack", req: requirement(zones, "zone=z3 zone=z1 zone=z2"), size: 5, from: hosts, opts: []topology.Option{topology.WithPack()}, want: "p4"},
 		{name: "a single requisite", req: requirement("zone=z3", "zone=z3"), size: 8, from: hosts, want: "p3"},
-		{name: "a single requisite, two copies there", req: requirement("zone=z3", "zone=z3"), size: 5, from: hosts, opts: []topology.Option{topology.Copies(2)}, want: "p3 p4"},
+		{name: "a single requisite, two copies there", req: requirement("zone=z3", "zone=z3"), size: 5, from: hosts, opts: []topology.Option{topology.WithCopies(2)}, want: "p3 p4"},
 		// Immediate binding with --immediate-topology=false: nothing.
 		{name: "nothing asked", size: 5, from: hosts, want: "p3"},
 	})
@@ -197,11 +197,11 @@ func TestChooseProvisioner(t *testing.T) {
 }
 
 func TestChooseAmong(t *testing.T) {
-	pack, two := topology.Pack(), topology.Copies(2)
+	pack, two := topology.WithPack(), topology.WithCopies(2)
 	opts := func(o ...topology.Option) []topology.Option { return o }
 	runChoose(t, []chooseCase{
 		{name: "spread", size: 2, from: "a:zone=z1:3 b:zone=z1:9 c:zone=z2:5", want: "b"},
-		{name: "spread, said", size: 2, from: "a:zone=z1:3 b:zone=z1:9", opts: opts(pack, topology.Spread()), want: "b"},
+		{name: "spread, said", size: 2, from: "a:zone=z1:3 b:zone=z1:9", opts: opts(pack, topology.WithSpread()), want: "b"},
 		{name: "pack", size: 2, from: "a:zone=z1:3 b:zone=z1:9 c:zone=z2:1", opts: opts(pack), want: "a"},
 		{name: "equal: the first", from: "a:zone=z1:3 b:zone=z1:3 c:zone=z2:3", want: "a"},
 		{name: "equal: the first, packed", from: "a:zone=z1:3 b:zone=z1:3 c:zone=z2:3", opts: opts(pack), want: "a"},
@@ -209,12 +209,12 @@ func TestChooseAmong(t *testing.T) {
 		{name: "too large for the place", size: 3, from: "a:zone=z1:9:2 b:zone=z1:4:3", want: "b"},
 		{name: "too large for all", size: 4, from: "a:zone=z1:9:2", code: codes.ResourceExhausted, text: "takes volumes of at most 2 GiB"},
 		{name: "copies are in different topologies", from: "a:zone=z1:9 b:zone=z1:8 c:zone=z2:1", opts: opts(two), want: "a c"},
-		{name: "copies without", from: "a:zone=z1:9 b:zone=z1:8", opts: opts(two), code: codes.ResourceExhausted, text: "b (topology.example.com/zone=z1) would do"},
+		{name: "copies without", from: "a:zone=z1:9 b:zone=z1:8", opts: opts(two), code: codes.ResourceExhausted, text: "b (topology.example.com/zone=z1) fits"},
 		{name: "any size", from: "a:zone=z1:0", want: "a"},
 		{name: "no topology at all", size: 1, from: "a::2 b::3", want: "b"},
 		{name: "everywhere is requisite as well", req: requirement("zone=z1", ""), from: "a:zone=z2:2 b::3", want: "b"},
-		{name: "nothing known", req: requirement("zone=z1", ""), code: codes.ResourceExhausted, text: "no places are known"},
-		{name: "the text has an end", size: 9, from: strings.Repeat("pool:zone=z1:1 ", 50), code: codes.ResourceExhausted, text: "and 44 more"},
+		{name: "nothing known", req: requirement("zone=z1", ""), code: codes.ResourceExhausted, text: "no places are configured"},
+		{name: "the text is bounded", size: 9, from: strings.Repeat("pool:zone=z1:1 ", 50), code: codes.ResourceExhausted, text: "and 44 more"},
 		{name: "terms in common", req: requirement("zone=z1 zone=z1,rack=r1 zone=z2", ""), from: "a:zone=z1,rack=r1:9 b:zone=z1,rack=r2:1", opts: opts(two), want: "a b"},
 	})
 	from := pools("a:zone=z1:1 b:zone=z1:2")
@@ -266,7 +266,7 @@ func TestSatisfies(t *testing.T) {
 			}
 		})
 	}
-	for name, req := range map[string]*csi.TopologyRequirement{"nil": nil, "preferred alone": requirement("", "zone=z1")} {
+	for name, req := range map[string]*csi.TopologyRequirement{"nil": nil, "preferred only": requirement("", "zone=z1")} {
 		if ok, err := topology.Satisfies(req, segs("zone=z2")); !ok || err != nil {
 			t.Errorf("%s: %v, %v", name, ok, err)
 		}
@@ -279,7 +279,7 @@ func TestSatisfies(t *testing.T) {
 	}
 }
 
-// naive says what the specification wants by trying everything.
+// naive implements the specification by exhaustive search.
 type naive struct {
 	requisite, preferred []topology.Segments
 	size                 int64
@@ -288,9 +288,9 @@ type naive struct {
 	pack                 bool
 }
 
-func match(a, b topology.Segments) bool { return a.Within(b) || b.Within(a) }
+func match(a, b topology.Segments) bool { return a.Matches(b) || b.Matches(a) }
 
-// satisfied tries every way to give each accessible topology a requisite one.
+// satisfied tries every assignment of requisite topologies to the accessible ones.
 func (n *naive) satisfied(accessible []topology.Segments) bool {
 	if len(accessible) >= len(n.requisite) {
 		for _, q := range n.requisite {
@@ -321,7 +321,7 @@ func (n *naive) satisfied(accessible []topology.Segments) bool {
 	return give(accessible)
 }
 
-// before reports whether candidate i is liked more than j.
+// before reports whether candidate i is preferred to j.
 func (n *naive) before(i, j int) bool {
 	rank := func(c topology.Candidate) int {
 		for r, p := range n.preferred {
@@ -440,9 +440,9 @@ func TestChooseAgainstNaive(t *testing.T) {
 		for _, s := range n.preferred {
 			req.Preferred = append(req.Preferred, s.Topology())
 		}
-		opts := []topology.Option{topology.Copies(n.copies)}
+		opts := []topology.Option{topology.WithCopies(n.copies)}
 		if n.pack {
-			opts = append(opts, topology.Pack())
+			opts = append(opts, topology.WithPack())
 		}
 
 		describe := func() string {

@@ -1,30 +1,33 @@
-// Package topology is about where a volume is and who reaches it, as the CSI
-// specification words it: the segments of a node ([Segments]), what a CO asks for
-// ([Choose], [Satisfies]), what a plugin reports ([Accessible], [Capacity]), and
-// why a node does not reach a volume ([CheckNode]) or has moved ([Drift]).
+// Package topology implements the topology rules of the CSI specification: the segments
+// of a node ([Segments], for NodeGetInfo), the choice of a place for a new volume by
+// requisite and preferred topologies and free capacity ([Choose]), the check of an
+// existing volume against accessibility_requirements ([Satisfies]),
+// accessible_topology and GetCapacity ([Accessible], [Capacity]), whether
+// a node can access a volume ([CheckNode]), and changes of a node's topology ([Drift]).
 //
-// # Which topologies match
+// # Compatible topologies
 //
-// A volume or a place is accessible from a topology when one is a part of the
-// other: a place in zone=z1 is accessible from zone=z1,rack=r3, and a place in
-// zone=z1,rack=r3 is taken for zone=z1, since a storage class may name fewer keys
-// than nodes have. No segments means everywhere. Keys compare without regard to
-// case, as the specification has it, values as they are.
+// A volume or a place is accessible from a topology when one of the two contains all
+// segments of the other: a place in zone=z1 is accessible from zone=z1,rack=r3, and a
+// place in zone=z1,rack=r3 is accepted for zone=z1, because a storage class may name
+// fewer keys than nodes have. No segments means everywhere. Keys compare without regard
+// to case, as the specification requires, values exactly.
 //
-// For a node that is too much: it reaches a volume only if all the segments of
-// one of the volume's topologies are its own, which is [CheckNode].
+// For a node that is too weak: it can access a volume only if it has all the segments of
+// one of the volume's topologies, which [CheckNode] checks and [Segments.Matches]
+// compares.
 //
 // # When not to use it
 //
-// A plugin whose volumes are reached from everywhere needs no topology: it does
+// A plugin whose volumes are accessible from everywhere needs no topology: it does
 // not set VOLUME_ACCESSIBILITY_CONSTRAINTS and leaves the fields empty. The
-// package knows nothing of Kubernetes: it reads no labels by itself and does not
-// schedule. It reserves nothing either: two calls at the same time may choose the
-// last free bytes of one place. Who loses asks again without that place, or
-// answers RESOURCE_EXHAUSTED.
+// package does not use Kubernetes: it reads no labels from the API server and does not
+// schedule. It reserves nothing: two concurrent calls may choose the
+// last free bytes of one place. The call that fails to allocate them chooses again
+// without that place, or returns RESOURCE_EXHAUSTED.
 //
 // # Concurrency, privileges, platforms
 //
-// Pure functions that change none of their arguments, but for [Segments.Set].
-// They may be called at the same time, need nothing and run everywhere.
+// All functions are pure and safe for concurrent use; only [Segments.Set] changes its
+// receiver. They need no privileges and run on every platform.
 package topology

@@ -8,9 +8,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Error says what could not be done and why.
+// Error is the error of this package's functions.
 type Error struct {
-	Op   string // "choose a place"
+	Op   string // the operation, such as "choose a place"
 	Code codes.Code
 	Err  error
 }
@@ -20,7 +20,7 @@ func (e *Error) Error() string { return e.Op + ": " + e.Err.Error() }
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// GRPCStatus returns Code and the text.
+// GRPCStatus returns a status with Code and the text.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Error()) }
 
 func fail(code codes.Code, op, format string, args ...any) error {
@@ -31,8 +31,7 @@ func invalid(op, format string, args ...any) error {
 	return fail(codes.InvalidArgument, op, format, args...)
 }
 
-// several joins the first few reasons: the text has to fit into what Kubernetes keeps
-// of an error.
+// several joins the first few reasons, because Kubernetes truncates long errors.
 func several(reasons []string) string {
 	const most = 6
 	if more := len(reasons) - most; more > 0 {
@@ -41,7 +40,7 @@ func several(reasons []string) string {
 	return strings.Join(reasons, "; ")
 }
 
-// quote cuts what may be of any length.
+// quote quotes s and truncates it.
 func quote(s string) string {
 	const most = 80
 	if len(s) > most {

@@ -31,18 +31,18 @@ func ExampleChoose() {
 	// Output:
 	// pool-2 map[topology.example.com/zone:z2]
 	// pool-1 map[topology.example.com/zone:z1]
-	// ResourceExhausted choose a place: there is no place: wanted 200 GiB; pool-1 (topology.example.com/zone=z1) has 100 GiB free; pool-2 (topology.example.com/zone=z2) has 3 GiB free
+	// ResourceExhausted choose a place: no place fits: requested 200 GiB; pool-1 (topology.example.com/zone=z1) has 100 GiB free; pool-2 (topology.example.com/zone=z2) has 3 GiB free
 }
 
 // A volume that is mirrored between two zones.
-func ExampleCopies() {
+func ExampleWithCopies() {
 	var pools []topology.Candidate
 	for _, zone := range []string{"z1", "z2", "z3"} {
 		pools = append(pools, topology.Candidate{Name: "pool-" + zone, Segments: topology.Segments{"zone": zone}, Free: 10 << 30})
 	}
 	chosen, err := topology.Choose(&csi.TopologyRequirement{
 		Preferred: []*csi.Topology{{Segments: map[string]string{"zone": "z3"}}},
-	}, 1<<30, pools, topology.Copies(2))
+	}, 1<<30, pools, topology.WithCopies(2))
 	fmt.Println(chosen[0].Name, chosen[1].Name, err)
 	// Output: pool-z3 pool-z1 <nil>
 }
@@ -55,7 +55,7 @@ func ExampleParse() {
 	fmt.Println(err)
 	// Output:
 	// topology.example.com/rack=r3,topology.example.com/zone=z1 <nil>
-	// check topology: "Topology.example.com/rack" is not a key: need [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'; the prefix of "topology.example.com/zone" is not "Topology.example.com": one plugin must use one prefix
+	// check topology: "Topology.example.com/rack" is not a topology key: need [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'; the prefix of "topology.example.com/zone" is not "Topology.example.com": a plugin must use a single prefix
 }
 
 // NodeGetInfo from the labels of the node, of which one is taken over.
@@ -97,7 +97,7 @@ func ExampleCheckNode() {
 	fmt.Println(topology.CheckNode(node, topology.Segments{"zone": "z1"}))
 	// Output:
 	// <nil>
-	// reach the volume from this node: not through zone=z1, since zone of the node is z2
+	// access the volume from this node: not from zone=z1, because zone of the node is z2
 }
 
 func ExampleDrift() {
@@ -105,5 +105,5 @@ func ExampleDrift() {
 	for _, change := range topology.Drift(before, topology.Segments{"zone": "z2", "rack": "r1"}) {
 		fmt.Println(change)
 	}
-	// Output: zone was z1 and is z2
+	// Output: zone changed from z1 to z2
 }

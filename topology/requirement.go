@@ -6,13 +6,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// requirement is a csi.TopologyRequirement to compare with.
+// requirement is a validated csi.TopologyRequirement.
 type requirement struct {
 	requisite []form // without repeats
 	preferred []form
 }
 
-// read returns nil for nil: everywhere is good.
+// read validates req. It returns nil for nil, which allows every topology.
 func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 	if req == nil {
 		return nil, nil
@@ -24,7 +24,7 @@ func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 		out  *[]form
 	}{{"requisite", req.GetRequisite(), &r.requisite}, {"preferred", req.GetPreferred(), &r.preferred}} {
 		for i, t := range list.in {
-			if err := wrongErr(wrongAlone(Of(t))); err != nil {
+			if err := joined(segmentErrors(Of(t))); err != nil {
 				return nil, invalid(op, "%s[%d]: %w", list.name, i, err)
 			}
 			*list.out = append(*list.out, canonical(Of(t)))
@@ -40,22 +40,22 @@ func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 	}
 	for _, p := range r.preferred {
 		if len(r.requisite) > 0 && !allowed[p.String()] {
-			return nil, invalid(op, "the preferred topology %s is not a requisite one", p)
+			return nil, invalid(op, "the preferred topology %s is not among the requisite ones", p)
 		}
 	}
 	return r, nil
 }
 
 // Satisfies reports whether a volume that is accessible from the given topologies
-// is what a CO asked for: the question for a CreateVolume that finds its volume
-// there already. With n requisite topologies and x accessible ones:
+// satisfies accessibility_requirements: for a CreateVolume whose volume exists
+// already. With n requisite topologies and x accessible ones:
 //
 //	x >= n   the volume is accessible from every requisite topology
-//	x < n    each accessible topology is a requisite one, and another one
+//	x < n    each accessible topology is a different requisite one
 //
-// A nil requirement, one without requisite topologies, and a volume that is
-// accessible from everywhere (none given, or one without segments) satisfy.
-// The error is INVALID_ARGUMENT, for a requirement that is none.
+// A nil requirement or one without requisite topologies is always satisfied, and so is
+// any requirement by a volume that is accessible from everywhere (no topology given, or
+// one without segments). The error is INVALID_ARGUMENT, for an invalid requirement.
 func Satisfies(req *csi.TopologyRequirement, accessible ...Segments) (bool, error) {
 	r, err := read("compare topologies", req)
 	if err != nil {
@@ -76,31 +76,32 @@ func Satisfies(req *csi.TopologyRequirement, accessible ...Segments) (bool, erro
 
 func (r *requirement) satisfied(from []form) bool {
 	if len(from) >= len(r.requisite) {
-		return !slices.ContainsFunc(r.requisite, func(q form) bool { return !slices.ContainsFunc(from, q.matches) })
+		return !slices.ContainsFunc(r.requisite, func(q form) bool { return !slices.ContainsFunc(from, q.compatible) })
 	}
 	a := newAssignment(r.requisite)
 	return !slices.ContainsFunc(from, func(f form) bool { return !a.add(f) })
 }
 
-// assignment gives to each of some topologies a requisite one of its own.
+// assignment is a matching of topologies to different requisite ones (an augmenting path
+// algorithm).
 type assignment struct {
 	requisite []form
-	to        []form // to[i] has requisite[i]; nil: nobody
+	to        []form // to[i] is assigned requisite[i]; nil: none is
 }
 
 func newAssignment(requisite []form) *assignment {
 	return &assignment{requisite, make([]form, len(requisite))}
 }
 
-// add finds one for f as well, by giving others another one where that helps, or
-// reports false and changes nothing.
+// add assigns one to f, reassigning others where necessary, or returns false and changes
+// nothing.
 func (a *assignment) add(f form) bool {
 	return a.assign(f, make([]bool, len(a.requisite)))
 }
 
 func (a *assignment) assign(f form, tried []bool) bool {
 	for i, q := range a.requisite {
-		if tried[i] || !f.matches(q) {
+		if tried[i] || !f.compatible(q) {
 			continue
 		}
 		tried[i] = true
@@ -112,7 +113,7 @@ func (a *assignment) assign(f form, tried []bool) bool {
 	return false
 }
 
-// distinct leaves out repeats.
+// distinct removes duplicates.
 func distinct(forms []form) []form {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(forms, func(f form) bool {

@@ -11,16 +11,16 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Segments says where something is: for each topological domain its segment, such
+// Segments are the segments of a csi.Topology: a value for each topological domain, such
 // as "topology.example.com/zone": "z1". None means everywhere.
 type Segments map[string]string
 
 // Of returns the segments of a message; none for nil.
 func Of(t *csi.Topology) Segments { return t.GetSegments() }
 
-// Parse reads "key=value,key=value", from a flag or an environment variable. An
-// empty text is no segments. White space around commas is left out. What Parse
-// returns without an error is valid.
+// Parse parses "key=value,key=value", from a flag or an environment variable. An
+// empty text is no segments. White space around commas is ignored. The result is
+// valid, or the error is INVALID_ARGUMENT.
 func Parse(text string) (Segments, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
@@ -32,7 +32,7 @@ func Parse(text string) (Segments, error) {
 			return nil, invalid("parse topology", "%s is not key=value", quote(part))
 		}
 		if _, dup := s[key]; dup {
-			return nil, invalid("parse topology", "%s is there twice", quote(key))
+			return nil, invalid("parse topology", "duplicate key %s", quote(key))
 		}
 		s[key] = value
 	}
@@ -42,10 +42,10 @@ func Parse(text string) (Segments, error) {
 	return s, nil
 }
 
-// FromLabels picks segments out of the labels of a node. Each entry of allow is
-// the key of a label, or "key=label" to take the value of a label under a key of
-// the plugin's own. All of them have to be there: a node that lacks a key which
-// others have is left out by the CO without a word.
+// FromLabels selects segments from the labels of a node. Each entry of allow is
+// the key of a label, or "key=label" to use the value of a label under the plugin's own
+// key. All labels have to exist, else the error is INVALID_ARGUMENT: the CO silently
+// ignores a node that lacks a key which other nodes have.
 func FromLabels(labels map[string]string, allow ...string) (Segments, error) {
 	s := Segments{}
 	var missing []string
@@ -55,7 +55,7 @@ func FromLabels(labels map[string]string, allow ...string) (Segments, error) {
 			label = key
 		}
 		if _, dup := s[key]; dup {
-			return nil, invalid("topology from labels", "%s is allowed twice", quote(key))
+			return nil, invalid("topology from labels", "duplicate key %s", quote(key))
 		}
 		value, found := labels[label]
 		if !found {
@@ -64,7 +64,7 @@ func FromLabels(labels map[string]string, allow ...string) (Segments, error) {
 		s[key] = value
 	}
 	if len(missing) > 0 {
-		return nil, invalid("topology from labels", "the node has no label %s: set it, or do not ask for it", strings.Join(missing, ", "))
+		return nil, invalid("topology from labels", "the node has no label %s: set it on the node, or remove it from the plugin's configuration", strings.Join(missing, ", "))
 	}
 	if err := Validate(s); err != nil {
 		return nil, err
@@ -73,13 +73,13 @@ func FromLabels(labels map[string]string, allow ...string) (Segments, error) {
 }
 
 // String returns the canonical text, which is the same for equal segments: sorted,
-// keys in lower case, "key=value,key=value". [Parse] reads it.
+// keys in lower case, "key=value,key=value". [Parse] accepts it.
 func (s Segments) String() string {
 	return canonical(s).String()
 }
 
-// Set adds what [Parse] reads, so that *Segments is a flag.Value, and the flag may
-// be repeated.
+// Set adds the segments that [Parse] returns, so that *Segments is a flag.Value, and the
+// flag may be repeated. After an error s is unchanged.
 func (s *Segments) Set(text string) error {
 	more, err := Parse(text)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *Segments) Set(text string) error {
 	}
 	for key, value := range more {
 		if _, dup := all[key]; dup {
-			return invalid("parse topology", "%s is there twice", quote(key))
+			return invalid("parse topology", "duplicate key %s", quote(key))
 		}
 		all[key] = value
 	}
@@ -107,10 +107,11 @@ func (s Segments) Equal(other Segments) bool {
 	return slices.Equal(canonical(s), canonical(other))
 }
 
-// Within reports whether s is a part of other, or all of it: whatever has the
-// segments s has those of other. So zone=z1,rack=r3 is within zone=z1, and
-// everything is within no segments.
-func (s Segments) Within(other Segments) bool {
+// Matches reports whether s has every segment of other, as the labels of a node match a
+// node selector: zone=z1,rack=r3 matches zone=z1, but not the reverse. All segments match
+// no segments. A node n can access a volume with the accessible topology v if
+// n.Matches(v).
+func (s Segments) Matches(other Segments) bool {
 	return canonical(s).has(canonical(other))
 }
 
@@ -123,7 +124,7 @@ func (s Segments) Topology() *csi.Topology {
 }
 
 var (
-	// One name of the grammar: the part of a key behind the slash, and a value.
+	// The grammar of a value, and of the part of a key after the slash.
 	name   = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
 	prefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 )
@@ -134,57 +135,58 @@ const (
 )
 
 // Validate checks the segments that one plugin uses, of its nodes and of its
-// places: the grammar and the limits of each, keys that differ in case only, and
-// that all keys with a prefix have the same one. The error lists all that is wrong.
+// places: the grammar and the limits of each, that no keys differ in case only, and
+// that all keys with a prefix have the same one. The error, INVALID_ARGUMENT, lists
+// everything that is wrong.
 func Validate(all ...Segments) error {
 	var wrong []string
 	var first *string // a prefix
 	for _, s := range all {
-		wrong = append(wrong, wrongAlone(s)...)
+		wrong = append(wrong, segmentErrors(s)...)
 		for _, key := range slices.Sorted(maps.Keys(s)) {
 			p, _, found := strings.Cut(key, "/")
 			if found && first == nil {
 				first = &p
 			} else if found && p != *first {
-				wrong = append(wrong, fmt.Sprintf("the prefix of %s is not %s: one plugin must use one prefix", quote(key), quote(*first)))
+				wrong = append(wrong, fmt.Sprintf("the prefix of %s is not %s: a plugin must use a single prefix", quote(key), quote(*first)))
 			}
 		}
 	}
-	return wrongErr(wrong)
+	return joined(wrong)
 }
 
-// wrongAlone lists what is wrong with one set of segments.
-func wrongAlone(s Segments) (wrong []string) {
+// segmentErrors returns what is wrong with one set of segments.
+func segmentErrors(s Segments) (wrong []string) {
 	total := 0
 	folded := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		total += len(key) + len(s[key])
-		wrong = append(wrong, wrongGrammar(key, s[key])...)
+		wrong = append(wrong, grammarErrors(key, s[key])...)
 		if other, dup := folded[strings.ToLower(key)]; dup {
 			wrong = append(wrong, fmt.Sprintf("%s differs from %s in case only", quote(key), quote(other)))
 		}
 		folded[strings.ToLower(key)] = key
 	}
 	if total > maxTotal {
-		wrong = append(wrong, fmt.Sprintf("%d bytes of segments are more than %d", total, maxTotal))
+		wrong = append(wrong, fmt.Sprintf("keys and values have %d bytes, the limit is %d", total, maxTotal))
 	}
 	return wrong
 }
 
-func wrongErr(wrong []string) error {
+func joined(wrong []string) error {
 	if len(wrong) == 0 {
 		return nil
 	}
 	return invalid("check topology", "%s", strings.Join(wrong, "; "))
 }
 
-func wrongGrammar(key, value string) (wrong []string) {
+func grammarErrors(key, value string) (wrong []string) {
 	p, n, found := strings.Cut(key, "/")
 	if !found {
 		p, n = "", key
 	}
 	if !name.MatchString(n) || found && (len(p) > maxPrefix || !prefix.MatchString(p)) {
-		wrong = append(wrong, fmt.Sprintf("%s is not a key: need [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'", quote(key)))
+		wrong = append(wrong, fmt.Sprintf("%s is not a topology key: need [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'", quote(key)))
 	}
 	if !name.MatchString(value) {
 		wrong = append(wrong, fmt.Sprintf("%s has the value %s: need 1 to 63 letters, digits, '-', '_' and '.', a letter or digit at both ends", quote(key), quote(value)))
@@ -192,7 +194,7 @@ func wrongGrammar(key, value string) (wrong []string) {
 	return wrong
 }
 
-// form is the canonical form of segments, to compare them: sorted, keys folded.
+// form is the canonical form of segments, for comparisons: sorted, keys in lower case.
 type form []pair
 
 type pair struct{ key, value string }
@@ -232,5 +234,5 @@ func (f form) has(other form) bool {
 	return len(other) == 0
 }
 
-// matches is what the package's documentation says on which topologies match.
-func (f form) matches(other form) bool { return f.has(other) || other.has(f) }
+// compatible is the comparison of "Compatible topologies" in the package documentation.
+func (f form) compatible(other form) bool { return f.has(other) || other.has(f) }

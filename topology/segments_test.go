@@ -19,7 +19,7 @@ const (
 	host = "topology.example.com/host"
 )
 
-// segs reads segments without the prefix: segs("zone=z1").
+// segs parses segments without the prefix: segs("zone=z1").
 func segs(text string) topology.Segments {
 	s := topology.Segments{}
 	for part := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' }) {
@@ -49,27 +49,27 @@ func TestParse(t *testing.T) {
 		{"no value", zone, nil, "is not key=value"},
 		{"a comma too many", zone + "=z1,", nil, "is not key=value"},
 		{"empty value", zone + "=", nil, `has the value ""`},
-		{"empty key", "=z1", nil, `"" is not a key`},
+		{"empty key", "=z1", nil, `"" is not a topology key`},
 		{"two signs", zone + "=z=1", nil, `has the value "z=1"`},
-		{"twice", zone + "=z1," + zone + "=z1", nil, "is there twice"},
+		{"twice", zone + "=z1," + zone + "=z1", nil, "duplicate key"},
 		{"case", "Zone=z1,zone=z1", nil, "in case only"},
 		{"case behind the prefix", "a.b/Zone=z1,a.b/zone=z1", nil, "in case only"},
 		{"two prefixes", "a.example/zone=z1,b.example/rack=r", nil, `the prefix of "b.example/rack" is not "a.example"`},
-		{"prefix in upper case", "Example.com/zone=z1", nil, "is not a key"},
-		{"empty prefix", "/zone=z1", nil, "is not a key"},
-		{"empty name", "example.com/=z1", nil, "is not a key"},
-		{"two slashes", "a/b/c=z1", nil, "is not a key"},
-		{"empty label", "a..b/c=z1", nil, "is not a key"},
-		{"dash at the end", "a-/c=z1", nil, "is not a key"},
-		{"underscore in the prefix", "a_b/c=z1", nil, "is not a key"},
-		{"name ends in a dash", "zone-=z1", nil, "is not a key"},
+		{"prefix in upper case", "Example.com/zone=z1", nil, "is not a topology key"},
+		{"empty prefix", "/zone=z1", nil, "is not a topology key"},
+		{"empty name", "example.com/=z1", nil, "is not a topology key"},
+		{"two slashes", "a/b/c=z1", nil, "is not a topology key"},
+		{"empty label", "a..b/c=z1", nil, "is not a topology key"},
+		{"dash at the end", "a-/c=z1", nil, "is not a topology key"},
+		{"underscore in the prefix", "a_b/c=z1", nil, "is not a topology key"},
+		{"name ends in a dash", "zone-=z1", nil, "is not a topology key"},
 		{"value begins with a dot", "zone=.z1", nil, "has the value"},
-		{"a name too long", long + "a=z", nil, "is not a key"},
-		{"a prefix too long", long + "a/zone=z", nil, "is not a key"},
+		{"a name too long", long + "a=z", nil, "is not a topology key"},
+		{"a prefix too long", long + "a/zone=z", nil, "is not a topology key"},
 		{"a value too long", "zone=" + long + "a", nil, "has the value"},
 		{"not ASCII", "zone=zürich", nil, "has the value"},
 		{"inner space", "zone=z 1", nil, "has the value"},
-		{"all mistakes at once", "-=z1,zone=-", nil, `"zone" has the value "-"`},
+		{"all errors", "-=z1,zone=-", nil, `"zone" has the value "-"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("3 978 bytes: %v", err)
 		}
 		parts = append(parts, long+"="+long)
-		if _, err := topology.Parse(strings.Join(parts, ",")); err == nil || !strings.Contains(err.Error(), "more than 4096") {
+		if _, err := topology.Parse(strings.Join(parts, ",")); err == nil || !strings.Contains(err.Error(), "the limit is 4096") {
 			t.Errorf("4 104 bytes: %v", err)
 		}
 	})
@@ -105,7 +105,7 @@ func TestValidateAcrossSets(t *testing.T) {
 		t.Error(err)
 	}
 	err := topology.Validate(segs("zone=z1"), topology.Segments{"other.example/zone": "z1"})
-	if err == nil || !strings.Contains(err.Error(), "one plugin must use one prefix") {
+	if err == nil || !strings.Contains(err.Error(), "a plugin must use a single prefix") {
 		t.Errorf("err = %v, want one about the prefix", err)
 	}
 }
@@ -122,12 +122,12 @@ func TestFromLabels(t *testing.T) {
 	}{
 		{"nothing is allowed", nil, nil, ""},
 		{"one", []string{zone}, topology.Segments{zone: "own"}, ""},
-		{"under a key of its own", []string{zone + "=topology.kubernetes.io/zone", host + "=kubernetes.io/hostname"},
+		{"under another key", []string{zone + "=topology.kubernetes.io/zone", host + "=kubernetes.io/hostname"},
 			topology.Segments{zone: "z1", host: "n1"}, ""},
 		{"missing", []string{"secret", zone + "=x", "y"}, nil, `has no label "x", "y"`},
-		{"twice", []string{zone, zone + "=secret"}, nil, "allowed twice"},
+		{"twice", []string{zone, zone + "=secret"}, nil, "duplicate key"},
 		{"empty", []string{"bad"}, nil, `has the value ""`},
-		{"two prefixes", []string{zone, "kubernetes.io/hostname"}, nil, "one prefix"},
+		{"two prefixes", []string{zone, "kubernetes.io/hostname"}, nil, "single prefix"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -169,16 +169,16 @@ func TestFlag(t *testing.T) {
 	}
 	before := s
 	if err := s.Set(zone + "=z2"); err == nil || !before.Equal(s) || !s.Equal(segs("zone=z1,rack=r1")) {
-		t.Errorf("Set of a key that is there: %v, and leaves %v", err, s)
+		t.Errorf("Set of an existing key: %v, and leaves %v", err, s)
 	}
 }
 
-func TestEqualWithinString(t *testing.T) {
+func TestEqualMatchesString(t *testing.T) {
 	upper := topology.Segments{"topology.example.com/ZONE": "z1"}
 	tests := []struct {
-		name              string
-		a, b              topology.Segments
-		equal, aInB, bInA bool
+		name                        string
+		a, b                        topology.Segments
+		equal, aMatchesB, bMatchesA bool
 	}{
 		{"nothing", nil, topology.Segments{}, true, true, true},
 		{"the same", segs("zone=z1,rack=r1"), segs("rack=r1,zone=z1"), true, true, true},
@@ -199,11 +199,11 @@ func TestEqualWithinString(t *testing.T) {
 			if same := tt.a.String() == tt.b.String(); same != tt.equal {
 				t.Errorf("the texts are %q and %q", tt.a, tt.b)
 			}
-			if got := tt.a.Within(tt.b); got != tt.aInB {
-				t.Errorf("a within b = %v, want %v", got, tt.aInB)
+			if got := tt.a.Matches(tt.b); got != tt.aMatchesB {
+				t.Errorf("a matches b = %v, want %v", got, tt.aMatchesB)
 			}
-			if got := tt.b.Within(tt.a); got != tt.bInA {
-				t.Errorf("b within a = %v, want %v", got, tt.bInA)
+			if got := tt.b.Matches(tt.a); got != tt.bMatchesA {
+				t.Errorf("b matches a = %v, want %v", got, tt.bMatchesA)
 			}
 		})
 	}
@@ -227,7 +227,7 @@ func TestTopologyMessage(t *testing.T) {
 	}
 }
 
-// What Parse accepts is what package csispec does, and its text means the same.
+// Parse and package csispec accept the same segments, and String round-trips.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"", zone + "=z1", zone + "=z1," + rack + "=r1", "Zone=z1,zone=z2", "a/b/c=d", "=", ",", "a=b=c", " a=b , c=d", "a..b/c=d", "0/0=0", "é=é"} {
 		f.Add(s)
@@ -247,7 +247,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := topology.Parse(s.String())
 		if err != nil || !again.Equal(s) || again.String() != s.String() {
-			t.Errorf("%q: String %q is read as %v, %v", text, s, again, err)
+			t.Errorf("%q: String %q is parsed as %v, %v", text, s, again, err)
 		}
 	})
 }

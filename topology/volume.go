@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Accessible returns accessible_topology of a volume in the chosen places: nil,
-// which is everywhere, if one of them is accessible from everywhere.
+// Accessible returns accessible_topology for a volume in the chosen places: nil,
+// which means everywhere, if one of them is accessible from everywhere.
 func Accessible(chosen ...Candidate) []*csi.Topology {
 	var list []*csi.Topology
 	seen := map[string]bool{}
@@ -29,15 +29,16 @@ func Accessible(chosen ...Candidate) []*csi.Topology {
 	return list
 }
 
-// Capacity answers GetCapacity for one topology, nil or one without segments for
-// all of them: the free bytes of all places that are accessible from it, and as the maximum volume size
-// the most that one of them takes. The latter is what the scheduler of Kubernetes
-// compares with; the sum alone would promise volumes that fit nowhere.
+// Capacity returns the response of GetCapacity for one topology; nil, or one without
+// segments, stands for all: as available capacity the free bytes of all places that are
+// accessible from it, and as maximum volume size the largest volume that one of them can
+// hold. The scheduler of Kubernetes compares with the latter; the sum would promise volumes
+// that fit in no place.
 func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {
 	wanted := canonical(Of(at))
 	var sum, largest int64
 	for _, c := range from {
-		if c.Free <= 0 || !canonical(c.Segments).matches(wanted) {
+		if c.Free <= 0 || !canonical(c.Segments).compatible(wanted) {
 			continue
 		}
 		sum += min(c.Free, math.MaxInt64-sum)
@@ -50,10 +51,10 @@ func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {
 	return &csi.GetCapacityResponse{AvailableCapacity: sum, MaximumVolumeSize: wrapperspb.Int64(largest)}
 }
 
-// CheckNode returns nil if a node reaches a volume: all the segments of one of the
-// volume's topologies are the node's. Otherwise the [*Error], FAILED_PRECONDITION,
-// says for each of them what is different. A volume without topologies is reached
-// from everywhere.
+// CheckNode returns nil if a node can access a volume: it has all the segments of one of
+// the volume's topologies. Otherwise the [*Error], FAILED_PRECONDITION, lists the
+// differences for each of them. A volume without topologies is accessible from
+// everywhere.
 func CheckNode(node Segments, volume ...Segments) error {
 	at := map[string]string{}
 	for key, value := range node {
@@ -73,35 +74,35 @@ func CheckNode(node Segments, volume ...Segments) error {
 		if len(differ) == 0 {
 			return nil
 		}
-		why = append(why, fmt.Sprintf("not through %s, since %s", v, strings.Join(differ, " and ")))
+		why = append(why, fmt.Sprintf("not from %s, because %s", v, strings.Join(differ, " and ")))
 	}
 	if len(why) == 0 {
 		return nil
 	}
-	return fail(codes.FailedPrecondition, "reach the volume from this node", "%s", several(why))
+	return fail(codes.FailedPrecondition, "access the volume from this node", "%s", several(why))
 }
 
-// Change is a segment of a node that is not what it was. A value that is not there
-// is empty.
+// Change is a changed segment of a node. The value of an added segment is empty in Before,
+// that of a removed one in Now.
 type Change struct{ Key, Before, Now string }
 
-// String says what has changed.
+// String describes the change.
 func (c Change) String() string {
 	switch {
 	case c.Before == "":
-		return fmt.Sprintf("%s=%s is new", c.Key, c.Now)
+		return fmt.Sprintf("%s=%s was added", c.Key, c.Now)
 	case c.Now == "":
-		return fmt.Sprintf("%s=%s is gone", c.Key, c.Before)
+		return fmt.Sprintf("%s=%s was removed", c.Key, c.Before)
 	}
-	return fmt.Sprintf("%s was %s and is %s", c.Key, c.Before, c.Now)
+	return fmt.Sprintf("%s changed from %s to %s", c.Key, c.Before, c.Now)
 }
 
-// Drift compares what NodeGetInfo said about a node with what it would say now,
-// in order of keys; nil if that is the same. Report it before you answer: a CO may
-// have written down the first answer, and so have volumes. Kubernetes keeps the
-// values as labels of the node and refuses to register a plugin that brings
-// another value, until somebody deletes the label; a volume stays bound to what
-// the node no longer is. Here keys are compared with their case, as labels are.
+// Drift returns the differences between the segments that NodeGetInfo returned earlier
+// and the current ones, in order of keys; nil if there are none. Report them before
+// returning the new ones: the CO and existing volumes may have stored the old ones.
+// Kubernetes keeps the values as labels of the node and refuses to register a plugin with
+// another value until the label is deleted, and volumes stay bound to the old
+// topology. Drift compares keys with their case, as labels are.
 func Drift(before, now Segments) []Change {
 	var changes []Change
 	keys := maps.Clone(before)

@@ -66,10 +66,10 @@ func TestCheckNode(t *testing.T) {
 		{"the same", "zone=z1", "zone=z1", ""},
 		{"the node knows more", "zone=z1,host=n1", "zone=z1", ""},
 		{"one of two", "zone=z2,host=n1", "zone=z1 zone=z2", ""},
-		{"another", "zone=z3", "zone=z1 zone=z2", "not through topology.example.com/zone=z1, since topology.example.com/zone of the node is z3; " +
-			"not through topology.example.com/zone=z2, since topology.example.com/zone of the node is z3"},
-		{"the volume knows more", "zone=z1", "zone=z1,host=n1", "since the node has no topology.example.com/host"},
-		{"two differences", "zone=z1", "zone=z2,host=n1", "since the node has no topology.example.com/host and topology.example.com/zone of the node is z1"},
+		{"another", "zone=z3", "zone=z1 zone=z2", "not from topology.example.com/zone=z1, because topology.example.com/zone of the node is z3; " +
+			"not from topology.example.com/zone=z2, because topology.example.com/zone of the node is z3"},
+		{"the volume knows more", "zone=z1", "zone=z1,host=n1", "because the node has no topology.example.com/host"},
+		{"two differences", "zone=z1", "zone=z2,host=n1", "because the node has no topology.example.com/host and topology.example.com/zone of the node is z1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -108,11 +108,11 @@ func TestDrift(t *testing.T) {
 	tests := []struct{ before, now, want string }{
 		{"", "", "[]"},
 		{"zone=z1", "zone=z1", "[]"},
-		{"zone=z1", "zone=z2", "[topology.example.com/zone was z1 and is z2]"},
-		{"zone=z1", "", "[topology.example.com/zone=z1 is gone]"},
-		{"", "zone=z1", "[topology.example.com/zone=z1 is new]"},
-		{"zone=z1,rack=r1", "zone=z2,host=h", "[topology.example.com/host=h is new topology.example.com/rack=r1 is gone topology.example.com/zone was z1 and is z2]"},
-		{"zone=z1", "Zone=z1", "[topology.example.com/Zone=z1 is new topology.example.com/zone=z1 is gone]"},
+		{"zone=z1", "zone=z2", "[topology.example.com/zone changed from z1 to z2]"},
+		{"zone=z1", "", "[topology.example.com/zone=z1 was removed]"},
+		{"", "zone=z1", "[topology.example.com/zone=z1 was added]"},
+		{"zone=z1,rack=r1", "zone=z2,host=h", "[topology.example.com/host=h was added topology.example.com/rack=r1 was removed topology.example.com/zone changed from z1 to z2]"},
+		{"zone=z1", "Zone=z1", "[topology.example.com/Zone=z1 was added topology.example.com/zone=z1 was removed]"},
 	}
 	for _, tt := range tests {
 		before := segs(tt.before)

@@ -8,18 +8,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// BusyError says that a key is held by somebody else. Nothing was taken, and
+// BusyError means that another call holds a key. No key was taken, and
 // nothing has been done.
 type BusyError struct {
-	RPC    string        // who was refused
-	Key    Key           // the first key, in order of kind and ID, that could not be taken
-	Holder Op            // of those in the way one that is parked, if there is one, and else the oldest
-	Age    time.Duration // since Holder took the key
-	Asked  time.Duration // since somebody was first refused because of that, or began to wait
-	Parked bool          // Holder has returned, its work has not ended
+	RPC          string        // the call that was refused
+	Key          Key           // the first key, in order of kind and ID, that could not be taken
+	Holder       Op            // of the conflicting holders a parked one, if any, else the oldest
+	Age          time.Duration // since Holder took the key
+	ContendedFor time.Duration // since a call was first refused because of Holder, or began to wait for it
+	Parked       bool          // Holder has returned, and its work is still in flight
 
-	// Waiting is set after a wait when the key is not held by Holder: it has
-	// waited for it longer, for Age. See [Table.AcquireWait].
+	// Waiting is set after a wait when Holder does not hold the key, but precedes RPC in
+	// the queue and has waited for Age. See [Table.AcquireWait].
 	Waiting bool
 }
 
@@ -27,7 +27,7 @@ type BusyError struct {
 func newBusyError(rpc string, blocker *slot, now time.Duration) *BusyError {
 	return &BusyError{
 		RPC: rpc, Key: blocker.Key, Holder: blocker.hold.op,
-		Age: max(now-blocker.hold.since, 0), Asked: max(now-blocker.asked, 0), Parked: blocker.hold.parked(),
+		Age: max(now-blocker.hold.since, 0), ContendedFor: max(now-blocker.contended, 0), Parked: blocker.hold.parked(),
 	}
 }
 
@@ -36,21 +36,21 @@ func (e *BusyError) Error() string {
 	if e.Holder.RequestID != "" {
 		holder += " (request " + e.Holder.RequestID + ")"
 	}
-	refused := ""
-	if e.Asked >= time.Millisecond {
-		refused = fmt.Sprintf(" and refused to others for %v", short(e.Asked))
+	contended := ""
+	if e.ContendedFor >= time.Millisecond {
+		contended = fmt.Sprintf(", contended for %v", short(e.ContendedFor))
 	}
 	switch {
 	case e.Parked:
-		return fmt.Sprintf("%s: %s is parked by %s, %v old%s: that call has returned but its work still hangs; see what it waits for",
-			e.RPC, e.Key, holder, short(e.Age), refused)
+		return fmt.Sprintf("%s: %s is parked by %s, %v old%s: that call has returned but its work is still in flight; find out what blocks it",
+			e.RPC, e.Key, holder, short(e.Age), contended)
 	case e.Waiting:
-		return fmt.Sprintf("%s: %s has been waited for by %s for %v, which comes first; retry", e.RPC, e.Key, holder, short(e.Age))
+		return fmt.Sprintf("%s: %s has been waited for by %s for %v, which is served first; retry", e.RPC, e.Key, holder, short(e.Age))
 	}
-	return fmt.Sprintf("%s: %s is held by %s for %v%s; retry when that call has ended", e.RPC, e.Key, holder, short(e.Age), refused)
+	return fmt.Sprintf("%s: %s is held by %s for %v%s; retry when that call has ended", e.RPC, e.Key, holder, short(e.Age), contended)
 }
 
-// short leaves out digits that nobody needs.
+// short truncates to seconds, or below one second to milliseconds.
 func short(d time.Duration) time.Duration {
 	if d > time.Second {
 		return d.Truncate(time.Second)

@@ -15,7 +15,7 @@ import (
 
 func ExampleTable() {
 	var locks volumelock.Table
-	volume := volumelock.Key{Kind: volumelock.NodeVolume, ID: "vol-1"}
+	volume := volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "vol-1"}
 
 	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume", RequestID: "17"}, volumelock.Request{Key: volume})
 	if err != nil {
@@ -35,10 +35,10 @@ func ExampleTable() {
 	// Aborted
 }
 
-// Work that outlives its call keeps its keys.
+// A call whose work is still in flight when it returns parks its keys.
 func ExampleHeld_Park() {
 	var locks volumelock.Table
-	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.NodeVolume, ID: "vol-1"}}
+	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "vol-1"}}
 	stage := func(mounted <-chan struct{}) error {
 		held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volume)
 		if err != nil {
@@ -64,10 +64,10 @@ func ExampleHeld_Park() {
 	// retry of stage: context deadline exceeded
 }
 
-// A job of the driver's own rather waits than to be told to come again.
+// A background job of the driver waits instead of being refused.
 func ExampleTable_AcquireWait() {
 	var locks volumelock.Table
-	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "vol-1"}}
+	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindVolume, ID: "vol-1"}}
 
 	snapshot, _ := locks.Acquire(volumelock.Op{RPC: "CreateSnapshot"}, volumelock.Request{Key: volume.Key, Mode: volumelock.Shared})
 	go snapshot.Release()
@@ -82,7 +82,7 @@ func ExampleTable_AcquireWait() {
 	// Output: trim
 }
 
-// A server of which no two calls work on the same volume, target or name.
+// A server whose calls do not work on the same volume, target or name concurrently.
 func ExampleInterceptor() {
 	var table volumelock.Table
 	locks := volumelock.Interceptor(&table) // csiserver.WithInterceptors(locks) does the same
@@ -95,13 +95,13 @@ func ExampleInterceptor() {
 	// Output: 0 keys held
 }
 
-// In this driver the ID of a volume follows from its name, so that creating and
+// This driver derives the ID of a volume from its name, so that creating and
 // deleting one volume can exclude each other.
 func ExampleWithPolicy() {
 	policy := func(fullMethod string, req any) []volumelock.Request {
 		keys := volumelock.DefaultPolicy(fullMethod, req)
 		if create, ok := req.(*csi.CreateVolumeRequest); ok {
-			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Volume, ID: "id-of-" + create.GetName()}})
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindVolume, ID: "id-of-" + create.GetName()}})
 		}
 		return keys
 	}
@@ -115,12 +115,12 @@ func ExampleWithPolicy() {
 	// volume "id-of-pvc-1" exclusive
 }
 
-// In this driver a snapshot that is being read is not deleted, but can be read by
-// others.
+// In this driver a snapshot that is being read cannot be deleted, but can be read by
+// other calls.
 func ExampleInterceptor_stream() {
 	read := func(ids ...string) (keys []volumelock.Request) {
 		for _, id := range ids {
-			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.Snapshot, ID: id}, Mode: volumelock.Shared})
+			keys = append(keys, volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindSnapshot, ID: id}, Mode: volumelock.Shared})
 		}
 		return keys
 	}

@@ -30,16 +30,17 @@ func WithPolicy(p Policy) Option {
 	})
 }
 
-// WithWait lets a call wait up to limit for keys that are busy before it is
-// refused. Without it, and with 0 or less, calls are refused at once. The wait
-// also ends with the call's context, and is not made for parked keys; see
-// [Table.AcquireWait]. Stay well below the CO's deadline, 2 minutes for kubelet: the wait counts against it.
+// WithWait lets a call wait up to limit for busy keys before it is
+// refused. Without it, and with 0 or less, calls are refused immediately. The wait
+// also ends with the call's context, and parked keys are not waited for; see
+// [Table.AcquireWait]. Stay well below the CO's deadline, 2 minutes for kubelet: the wait
+// counts against it.
 func WithWait(limit time.Duration) Option {
 	return option(func(c *config) { c.wait = limit })
 }
 
-// WithRequestID tells how to find the id of a request in its context, to name
-// the holder of a key with it. nil changes nothing.
+// WithRequestID sets the function that returns the id of a request from its context, by
+// which a [BusyError] identifies the holder of a key. nil changes nothing.
 func WithRequestID(from func(context.Context) string) Option {
 	return option(func(c *config) {
 		if from != nil {
@@ -140,7 +141,7 @@ func (c *config) acquire(ctx context.Context, t *Table, fullMethod string, req a
 	return t.AcquireWait(ctx, c.wait, op, reqs...)
 }
 
-// parkFor parks the keys if err says that work is pending.
+// parkFor parks the keys if err reports pending work.
 func (h Held) parkFor(err error) {
 	if pending := pendingIn(err); len(pending) > 0 {
 		h.Park(pending...)
@@ -153,7 +154,7 @@ func pendingIn(err error) (list []<-chan struct{}) {
 	if p, ok := err.(interface{ Pending() <-chan struct{} }); ok {
 		list = append(list, p.Pending())
 	}
-	switch err := err.(type) { //nolint:errorlint // this is how it takes errors apart
+	switch err := err.(type) { //nolint:errorlint // it walks the tree of errors
 	case interface{ Unwrap() error }:
 		list = append(list, pendingIn(err.Unwrap())...)
 	case interface{ Unwrap() []error }:

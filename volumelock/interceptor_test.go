@@ -22,7 +22,7 @@ import (
 	"github.com/csikit/csikit/volumelock"
 )
 
-// pendingError is what a driver returns for work that goes on.
+// pendingError is the error of a driver whose work is still in flight.
 type pendingError struct{ pending chan struct{} }
 
 func (e *pendingError) Error() string            { return "still unmounting" }
@@ -89,7 +89,7 @@ func TestInterceptorReadsPass(t *testing.T) {
 func TestInterceptorPolicyAndNilOptions(t *testing.T) {
 	var table volumelock.Table
 	i := volumelock.Interceptor(&table, volumelock.WithPolicy(func(method string, req any) []volumelock.Request {
-		return []volumelock.Request{ex(volumelock.Volume, method)}
+		return []volumelock.Request{ex(volumelock.KindVolume, method)}
 	}), volumelock.WithPolicy(nil), volumelock.WithRequestID(nil), volumelock.WithWait(0)).Unary
 	err := invoke(t.Context(), i, "/vendor.v1.S/M", nil, func() error {
 		if got, want := held(&table), `volume "/vendor.v1.S/M" exclusive M`; got != want {
@@ -116,8 +116,8 @@ func TestInterceptorPanicReleases(t *testing.T) {
 	mustBeIdle(t, &table)
 }
 
-// kubernetes-sigs/aws-fsx-csi-driver#495: the kernel did not come back, and whoever
-// came after was refused for 44 days. Teardown passes what is parked.
+// kubernetes-sigs/aws-fsx-csi-driver#495: umount(2) did not return, and all later
+// calls were refused for 44 days. Teardown passes parked keys.
 func TestInterceptorParks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
@@ -241,7 +241,7 @@ func TestInterceptorWait(t *testing.T) {
 		err := invoke(ctx, i, method, req, ok)
 		return time.Since(began), err
 	}
-	volume := ex(volumelock.NodeVolume, "v")
+	volume := ex(volumelock.KindNodeVolume, "v")
 	unstageRequest := &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}
 	tests := []struct {
 		name   string
@@ -259,7 +259,7 @@ func TestInterceptorWait(t *testing.T) {
 			time.Sleep(limit + time.Second)
 			h.Release()
 		}, limit, true},
-		{"the caller gives up", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(_ volumelock.Held, cancel func(), _ <-chan struct{}) {
+		{"the caller cancels", csi.Node_NodeStageVolume_FullMethodName, stageRequest(), func(_ volumelock.Held, cancel func(), _ <-chan struct{}) {
 			time.Sleep(2 * time.Second)
 			cancel()
 		}, 2 * time.Second, true},
@@ -334,13 +334,13 @@ func TestInterceptorWait(t *testing.T) {
 func TestInterceptorManyPods(t *testing.T) {
 	const pods = 200
 	perVolume := func(_ string, req any) []volumelock.Request {
-		return []volumelock.Request{ex(volumelock.Volume, req.(interface{ GetVolumeId() string }).GetVolumeId())}
+		return []volumelock.Request{ex(volumelock.KindVolume, req.(interface{ GetVolumeId() string }).GetVolumeId())}
 	}
 	tests := []struct {
 		name            string
 		policy          volumelock.Policy
 		mode            csi.VolumeCapability_AccessMode_Mode
-		publish, remove int // handlers that run at once
+		publish, remove int // handlers that run concurrently
 	}{
 		{"many writers", volumelock.DefaultPolicy, csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, pods, pods},
 		{"single writer", volumelock.DefaultPolicy, csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, 1, pods},
@@ -382,13 +382,13 @@ func TestInterceptorManyPods(t *testing.T) {
 					return &csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: target, VolumeCapability: capability(tt.mode)}
 				})
 				if inside != tt.publish || aborted != pods-tt.publish {
-					t.Errorf("publish: %d at once and %d aborted, want %d and %d", inside, aborted, tt.publish, pods-tt.publish)
+					t.Errorf("publish: %d concurrent and %d aborted, want %d and %d", inside, aborted, tt.publish, pods-tt.publish)
 				}
 				inside, aborted = run(csi.Node_NodeUnpublishVolume_FullMethodName, func(target string) any {
 					return &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: target}
 				})
 				if inside != tt.remove || aborted != pods-tt.remove {
-					t.Errorf("unpublish: %d at once and %d aborted, want %d and %d", inside, aborted, tt.remove, pods-tt.remove)
+					t.Errorf("unpublish: %d concurrent and %d aborted, want %d and %d", inside, aborted, tt.remove, pods-tt.remove)
 				}
 				mustBeIdle(t, &table)
 			})
@@ -499,7 +499,7 @@ func TestInterceptorHoldsAfterTheCallerHasGone(t *testing.T) {
 func TestStreamInterceptor(t *testing.T) {
 	reading := func(method string, req any) []volumelock.Request {
 		if r, ok := req.(*csi.GetMetadataAllocatedRequest); ok {
-			return []volumelock.Request{ex(volumelock.Snapshot, r.GetSnapshotId())}
+			return []volumelock.Request{ex(volumelock.KindSnapshot, r.GetSnapshotId())}
 		}
 		return volumelock.DefaultPolicy(method, req)
 	}

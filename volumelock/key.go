@@ -6,38 +6,38 @@ import (
 	"strconv"
 )
 
-// Kind is what a key stands for. Keys of different kinds never meet.
+// Kind is the kind of object that a key locks. Keys of different kinds never conflict.
 type Kind uint8
 
-// The controller's work on a volume and the node's have kinds of their own,
+// The controller's work on a volume and the node's have separate kinds,
 // because one process may serve both from one table: sidecars and kubelet are
-// independent callers, and kubelet expanding a file system must not be refused
-// since external-attacher is busy with another node. What has to be ordered
-// between the two sides, the CO orders.
+// independent callers, and an expansion by kubelet must not be refused
+// because external-attacher attaches the volume to another node. The CO orders calls
+// between the two sides where that is necessary.
 const (
-	Volume       Kind = iota + 1 // a volume ID, on the controller's side
-	VolumeName                   // the name in CreateVolume, before there is an ID
-	VolumeAttach                 // a volume ID: to which nodes the volume is attached
-	VolumeNode                   // one attachment; see VolumeNodeKey
-	NodeVolume                   // a volume ID, on the side of this node
-	Target                       // a target path on this node
-	Snapshot                     // a snapshot ID
-	SnapshotName                 // the name in CreateSnapshot
-	Group                        // a group snapshot ID
-	GroupName                    // the name in CreateVolumeGroupSnapshot
+	KindVolume            Kind = iota + 1 // a volume ID, for the controller service
+	KindVolumeName                        // the name in CreateVolume, before there is an ID
+	KindVolumeAttach                      // a volume ID: the set of nodes to which the volume is attached
+	KindVolumeNode                        // one attachment; see VolumeNodeKey
+	KindNodeVolume                        // a volume ID, for the node service
+	KindTarget                            // a target path on this node, cleaned; see DefaultPolicy
+	KindSnapshot                          // a snapshot ID
+	KindSnapshotName                      // the name in CreateSnapshot
+	KindGroupSnapshot                     // a group snapshot ID
+	KindGroupSnapshotName                 // the name in CreateVolumeGroupSnapshot
 )
 
 var kindNames = [...]string{
-	Volume:       "volume",
-	VolumeName:   "volume_name",
-	VolumeAttach: "volume_attach",
-	VolumeNode:   "volume_node",
-	NodeVolume:   "node_volume",
-	Target:       "target_path",
-	Snapshot:     "snapshot",
-	SnapshotName: "snapshot_name",
-	Group:        "group_snapshot",
-	GroupName:    "group_snapshot_name",
+	KindVolume:            "volume",
+	KindVolumeName:        "volume_name",
+	KindVolumeAttach:      "volume_attach",
+	KindVolumeNode:        "volume_node",
+	KindNodeVolume:        "node_volume",
+	KindTarget:            "target_path",
+	KindSnapshot:          "snapshot",
+	KindSnapshotName:      "snapshot_name",
+	KindGroupSnapshot:     "group_snapshot",
+	KindGroupSnapshotName: "group_snapshot_name",
 }
 
 // String returns the name of the kind, as in "node_volume".
@@ -48,7 +48,7 @@ func (k Kind) String() string {
 	return "kind_" + strconv.Itoa(int(k))
 }
 
-// Key names what is locked.
+// Key identifies what is locked.
 type Key struct {
 	Kind Kind
 	ID   string
@@ -59,7 +59,7 @@ type Key struct {
 func VolumeNodeKey(volumeID, nodeID string) Key {
 	// The length says where the volume ID ends; no separator could, since CSI
 	// leaves the content of both to the plugin.
-	return Key{VolumeNode, strconv.Itoa(len(volumeID)) + ":" + volumeID + "@" + nodeID}
+	return Key{KindVolumeNode, strconv.Itoa(len(volumeID)) + ":" + volumeID + "@" + nodeID}
 }
 
 // String returns the kind and the quoted ID.
@@ -73,8 +73,8 @@ func (k Key) compare(other Key) int {
 type Mode uint8
 
 const (
-	Exclusive Mode = iota // beside nobody
-	Shared                // beside others that are Shared
+	Exclusive Mode = iota // conflicts with every other holder
+	Shared                // conflicts with Exclusive only
 )
 
 // String returns "exclusive" or "shared".
@@ -85,7 +85,8 @@ func (m Mode) String() string {
 	return "exclusive"
 }
 
-// Request asks for a key. The zero Mode is Exclusive, and so is any but Shared.
+// Request is a key to be taken. The zero Mode is Exclusive, and so is every value other
+// than Shared.
 type Request struct {
 	Key  Key
 	Mode Mode

@@ -16,10 +16,10 @@ import (
 	"github.com/csikit/csikit/volumelock"
 )
 
-// model says naively, by comparing everything with everything, what a table does.
+// model is a naive model of a table, which compares each hold with each other.
 type model struct {
 	holds []*modelHold
-	line  []*modelHold // who waits, in order of arrival
+	queue []*modelHold // that wait, in order of arrival
 }
 
 type modelHold struct {
@@ -89,12 +89,12 @@ func (m *model) free(rpc string, modes map[volumelock.Key]volumelock.Mode) (free
 	return true, false
 }
 
-// settle gives keys to those who wait and can have them, and tells those who cannot
-// hope for them. It returns who has left the line, with its answer.
+// settle grants keys to the waiters that can have them, and refuses those whose keys are
+// parked. It returns the holds that have left the queue, with true if granted.
 func (m *model) settle() (left map[*modelHold]bool) {
 	left = map[*modelHold]bool{}
 	var line []*modelHold
-	for _, w := range m.line {
+	for _, w := range m.queue {
 		behind := slices.ContainsFunc(line, func(before *modelHold) bool {
 			for k := range w.modes {
 				if _, ok := before.modes[k]; ok && (w.modes[k] == volumelock.Exclusive || before.modes[k] == volumelock.Exclusive) {
@@ -116,7 +116,7 @@ func (m *model) settle() (left map[*modelHold]bool) {
 			line = append(line, w)
 		}
 	}
-	m.line = line
+	m.queue = line
 	return left
 }
 
@@ -204,7 +204,7 @@ func runModel(t *testing.T, seed uint64) {
 				m.holds = append(m.holds, &modelHold{held: h, rpc: rpc, modes: modes})
 			}
 			did = fmt.Sprint("acquire ", rpc, reqs, err)
-		case n < 6 && len(m.line) < 6:
+		case n < 6 && len(m.queue) < 6:
 			op, reqs := next, request()
 			w := &modelHold{rpc: op.RPC, modes: modesOf(reqs), result: make(chan waitResult, 1)}
 			var ctx context.Context
@@ -213,13 +213,13 @@ func runModel(t *testing.T, seed uint64) {
 				h, err := table.AcquireWait(ctx, time.Hour, op, reqs...)
 				w.result <- waitResult{h, err}
 			}()
-			m.line = append(m.line, w)
+			m.queue = append(m.queue, w)
 			did = fmt.Sprint("wait ", op.RPC, reqs)
-		case n < 7 && len(m.line) > 0:
-			w := m.line[rnd.IntN(len(m.line))]
+		case n < 7 && len(m.queue) > 0:
+			w := m.queue[rnd.IntN(len(m.queue))]
 			w.cancel()
 			synctest.Wait()
-			m.line = slices.DeleteFunc(m.line, func(o *modelHold) bool { return o == w })
+			m.queue = slices.DeleteFunc(m.queue, func(o *modelHold) bool { return o == w })
 			if r := <-w.result; r.err == nil {
 				t.Fatalf("seed %d, step %d: one that gave up waiting got the keys", seed, step)
 			}
@@ -265,7 +265,7 @@ func runModel(t *testing.T, seed uint64) {
 				t.Fatalf("seed %d, step %d, after %s: %s %v still waits, want it over with keys: %v", seed, step, did, w.rpc, w.modes, got)
 			}
 		}
-		for _, w := range m.line {
+		for _, w := range m.queue {
 			if len(w.result) > 0 {
 				t.Fatalf("seed %d, step %d, after %s: %s %v waits no more", seed, step, did, w.rpc, w.modes)
 			}
@@ -279,7 +279,7 @@ func runModel(t *testing.T, seed uint64) {
 			t.Fatalf("seed %d, step %d, after %s: table holds\n%s\nwant\n%s", seed, step, did, got, want)
 		}
 	}
-	for _, w := range m.line { // who comes first may leave the keys to the next
+	for _, w := range m.queue { // an earlier waiter may free keys for the next
 		w.cancel()
 		r := <-w.result
 		r.held.Release()

@@ -2,14 +2,13 @@ package volumelock
 
 import "slices"
 
-// Park keeps the keys held until all the channels are closed, for work that goes on
-// after its call has returned. A nil channel means that nothing is pending, and
-// without any other Park releases. After Release, or when parked already, Park does
-// nothing.
+// Park keeps the keys held until all the channels are closed, for work that is still in
+// flight after its call has returned. A nil channel means that nothing is pending, and
+// without any other channel Park releases the keys. Park is a no-op after Release or Park.
 //
-// Parked keys are passed by an Acquire with the same Op.RPC, keys and modes, as a
-// retry has, and by one whose Op.RPC is NodeUnpublishVolume or NodeUnstageVolume.
-// They exclude all others, and those who pass them exclude each other.
+// An Acquire passes parked keys if it has the same Op.RPC, keys and modes, as a
+// retry has, or if its Op.RPC is NodeUnpublishVolume or NodeUnstageVolume.
+// All others are refused, and calls that pass parked keys exclude each other.
 func (h Held) Park(pending ...<-chan struct{}) {
 	if !h.lock() {
 		return
@@ -21,7 +20,7 @@ func (h Held) Park(pending ...<-chan struct{}) {
 	}
 	h.hold.pending = pending
 	h.table.unlock(h.shards)
-	h.table.serveLine() // who waits for these keys has to be told
+	h.table.serveQueue() // calls that wait for these keys are now refused
 	go func() {
 		for _, p := range pending {
 			<-p
@@ -49,9 +48,9 @@ func (h *hold) repeats(other *hold) bool {
 	return true
 }
 
-// hasTwin reports whether a repeat of h is parked for the same work, and perhaps
-// for more. Without it each retry would park once more, every two minutes for as
-// long as a server is away. The shards are locked.
+// hasTwin reports whether an earlier attempt of the same call is parked for at least the
+// same work. Without it each retry would park once more, every two minutes while
+// a server is unreachable. The shards are locked.
 func (h *hold) hasTwin(pending []<-chan struct{}) bool {
 	first := &h.slots[0]
 	for s := first.next; s != first; s = s.next {
@@ -63,7 +62,7 @@ func (h *hold) hasTwin(pending []<-chan struct{}) bool {
 	return false
 }
 
-// over reports whether no work is left behind pending.
+// over reports whether pending is nil or closed.
 func over(pending <-chan struct{}) bool {
 	if pending == nil {
 		return true

@@ -7,24 +7,30 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// Policy says which keys a call needs; none for nil. fullMethod is gRPC's name
+// Policy returns the keys that a call needs, nil for none. fullMethod is gRPC's name
 // of the method, req its request message. A driver that needs other keys for some
-// RPCs decides those and leaves the rest to [DefaultPolicy].
+// RPCs returns those and delegates the rest to [DefaultPolicy].
 type Policy func(fullMethod string, req any) []Request
 
-// DefaultPolicy knows every RPC of CSI v1.13, as the table at the top of this
-// package's documentation lists them; a method outside CSI needs no keys.
+// DefaultPolicy implements the table in this package's documentation, with
+// every RPC of CSI v1.13; a method outside CSI needs no keys.
 // It panics when req is not the request of that method. A key whose ID is empty
-// in the request is left out: such a request is invalid, not busy.
+// in the request is omitted: such a request is invalid, not busy.
 //
-// Reads take nothing: they must not be refused, and what they see may change
+// Reads take no key: they must not be refused, and what they return may change
 // right after anyway. The streams of SnapshotMetadata are reads as well, and may
-// take hours; a snapshot that is being read is the backend's FAILED_PRECONDITION
-// on delete, or a key of your own Policy with [StreamServerInterceptor].
+// take hours; for a snapshot that is being read, the backend refuses deletion with
+// FAILED_PRECONDITION, or your own Policy adds a key with [StreamServerInterceptor].
 //
-// CreateVolume knows the name of its volume only, DeleteVolume the ID only: these
+// CreateVolume contains only the name of its volume, DeleteVolume only the ID: the
 // two do not exclude each other, and the same holds for snapshots and groups. A
-// driver whose IDs follow from the names adds the ID's key in its own Policy.
+// driver that derives IDs from names adds the ID's key in its own Policy.
+//
+// The ID of a KindTarget key is path.Clean of target_path. That is lexical: the file
+// system is not read, symbolic links are not resolved, and two paths that lead to one
+// directory through a symbolic link have different keys. A CO uses one path for one
+// target. The path that is used is serialized where it is resolved: package nodeops runs
+// one operation at a time on each resolved path.
 func DefaultPolicy(fullMethod string, req any) []Request {
 	keys := rules[fullMethod]
 	if keys == nil {
@@ -33,8 +39,8 @@ func DefaultPolicy(fullMethod string, req any) []Request {
 	return slices.DeleteFunc(keys(req), func(r Request) bool { return r.Key.ID == "" })
 }
 
-// rules decides for each RPC. There is one line for every RPC, so that a new one
-// in the specification fails a test until somebody has thought about it.
+// rules has one line for every RPC, so that a new RPC in the specification fails a test
+// until its keys have been decided.
 var rules = map[string]func(req any) []Request{
 	csi.Identity_GetPluginInfo_FullMethodName:         none,
 	csi.Identity_GetPluginCapabilities_FullMethodName: none,
@@ -87,25 +93,25 @@ func of[R any](keys func(R) []Request) func(any) []Request {
 func exclusive(k Kind, id string) Request { return Request{Key{k, id}, Exclusive} }
 func shared(k Kind, id string) Request    { return Request{Key{k, id}, Shared} }
 
-// createVolume shares its source, so that many clones may be made at once while
+// createVolume shares its source, so that clones may be created concurrently while
 // the source cannot be deleted.
 func createVolume(r *csi.CreateVolumeRequest) []Request {
 	source := r.GetVolumeContentSource()
 	return []Request{
-		exclusive(VolumeName, r.GetName()),
-		shared(Volume, source.GetVolume().GetVolumeId()),
-		shared(Snapshot, source.GetSnapshot().GetSnapshotId()),
+		exclusive(KindVolumeName, r.GetName()),
+		shared(KindVolume, source.GetVolume().GetVolumeId()),
+		shared(KindSnapshot, source.GetSnapshot().GetSnapshotId()),
 	}
 }
 
 func deleteVolume(r *csi.DeleteVolumeRequest) []Request {
-	return []Request{exclusive(Volume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolume, r.GetVolumeId())}
 }
 
-// controllerPublish takes the volume's attachments exclusively where the mode
-// limits how many nodes may have the volume: two attaches to different nodes must
-// not both find it free. It takes those and not the volume, so that a long
-// snapshot or clone does not hold back the start of a pod.
+// controllerPublish takes the volume's attachments exclusively where the access mode
+// limits the number of nodes: two attaches to different nodes must
+// not both find the volume free. It takes those and not the volume exclusively, so that
+// a long snapshot or clone does not delay the start of a pod.
 func controllerPublish(r *csi.ControllerPublishVolumeRequest) []Request {
 	attach := Exclusive
 	switch r.GetVolumeCapability().GetAccessMode().GetMode() {
@@ -118,85 +124,86 @@ func controllerPublish(r *csi.ControllerPublishVolumeRequest) []Request {
 		}
 	}
 	return []Request{
-		shared(Volume, r.GetVolumeId()),
-		{Key{VolumeAttach, r.GetVolumeId()}, attach},
+		shared(KindVolume, r.GetVolumeId()),
+		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
 		volumeNode(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
-// controllerUnpublish does not know the access mode, and detaching from several
-// nodes at once is safe. Without a node ID it detaches from all of them.
+// controllerUnpublish does not know the access mode, and concurrent detaches from several
+// nodes are safe. Without a node ID it detaches from all of them.
 func controllerUnpublish(r *csi.ControllerUnpublishVolumeRequest) []Request {
 	attach := Shared
 	if r.GetNodeId() == "" {
 		attach = Exclusive
 	}
 	return []Request{
-		shared(Volume, r.GetVolumeId()),
-		{Key{VolumeAttach, r.GetVolumeId()}, attach},
+		shared(KindVolume, r.GetVolumeId()),
+		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
 		volumeNode(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
 func volumeNode(volumeID, nodeID string) Request {
 	if volumeID == "" || nodeID == "" {
-		return Request{} // left out
+		return Request{} // omitted
 	}
 	return Request{VolumeNodeKey(volumeID, nodeID), Exclusive}
 }
 
 func controllerExpand(r *csi.ControllerExpandVolumeRequest) []Request {
-	return []Request{exclusive(Volume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolume, r.GetVolumeId())}
 }
 
 func controllerModify(r *csi.ControllerModifyVolumeRequest) []Request {
-	return []Request{exclusive(Volume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolume, r.GetVolumeId())}
 }
 
 func createSnapshot(r *csi.CreateSnapshotRequest) []Request {
 	return []Request{
-		exclusive(SnapshotName, r.GetName()),
-		shared(Volume, r.GetSourceVolumeId()),
+		exclusive(KindSnapshotName, r.GetName()),
+		shared(KindVolume, r.GetSourceVolumeId()),
 	}
 }
 
 func deleteSnapshot(r *csi.DeleteSnapshotRequest) []Request {
-	return []Request{exclusive(Snapshot, r.GetSnapshotId())}
+	return []Request{exclusive(KindSnapshot, r.GetSnapshotId())}
 }
 
 func createGroupSnapshot(r *csi.CreateVolumeGroupSnapshotRequest) []Request {
-	keys := []Request{exclusive(GroupName, r.GetName())}
+	keys := []Request{exclusive(KindGroupSnapshotName, r.GetName())}
 	for _, id := range r.GetSourceVolumeIds() {
-		keys = append(keys, shared(Volume, id))
+		keys = append(keys, shared(KindVolume, id))
 	}
 	return keys
 }
 
 // deleteGroupSnapshot deletes the members as well.
 func deleteGroupSnapshot(r *csi.DeleteVolumeGroupSnapshotRequest) []Request {
-	keys := []Request{exclusive(Group, r.GetGroupSnapshotId())}
+	keys := []Request{exclusive(KindGroupSnapshot, r.GetGroupSnapshotId())}
 	for _, id := range r.GetSnapshotIds() {
-		keys = append(keys, exclusive(Snapshot, id))
+		keys = append(keys, exclusive(KindSnapshot, id))
 	}
 	return keys
 }
 
 func nodeStage(r *csi.NodeStageVolumeRequest) []Request {
-	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
 }
 
 func nodeUnstage(r *csi.NodeUnstageVolumeRequest) []Request {
-	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
 }
 
 func nodeExpand(r *csi.NodeExpandVolumeRequest) []Request {
-	return []Request{exclusive(NodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
 }
 
-// nodePublish shares the volume, so that the pods of one volume do not abort each
-// other. It does not where the mode allows a single target on the node: the
-// specification wants FAILED_PRECONDITION for the second one, and two at once
-// must not both be the first. An unknown mode is taken for such a one.
+// nodePublish shares the volume, so that the pods of one volume do not get ABORTED because
+// of each other. It takes the volume exclusively where the access mode allows a single
+// target on the node: the specification requires FAILED_PRECONDITION for the second one,
+// and two concurrent calls must not both be the first. An unknown mode is treated
+// likewise.
 func nodePublish(r *csi.NodePublishVolumeRequest) []Request {
 	volume := Exclusive
 	switch r.GetVolumeCapability().GetAccessMode().GetMode() {
@@ -207,27 +214,27 @@ func nodePublish(r *csi.NodePublishVolumeRequest) []Request {
 		volume = Shared
 	}
 	return []Request{
-		{Key{NodeVolume, r.GetVolumeId()}, volume},
+		{Key{KindNodeVolume, r.GetVolumeId()}, volume},
 		target(r.GetTargetPath()),
 	}
 }
 
 func nodeUnpublish(r *csi.NodeUnpublishVolumeRequest) []Request {
 	return []Request{
-		shared(NodeVolume, r.GetVolumeId()),
+		shared(KindNodeVolume, r.GetVolumeId()),
 		target(r.GetTargetPath()),
 	}
 }
 
 func target(p string) Request {
 	if p == "" {
-		return Request{} // left out; path.Clean would make it "."
+		return Request{} // omitted; path.Clean would return "."
 	}
-	return exclusive(Target, path.Clean(p))
+	return exclusive(KindTarget, path.Clean(p))
 }
 
-// isTeardown reports whether an RPC passes parked keys. These two must reach a
-// hung mount: nothing else can end it.
+// isTeardown reports whether an RPC passes any parked keys. These two must reach a
+// mount that hangs, because only an unmount can end it.
 func isTeardown(rpc string) bool {
 	return rpc == "NodeUnpublishVolume" || rpc == "NodeUnstageVolume"
 }

@@ -25,7 +25,7 @@ var services = []grpc.ServiceDesc{
 	csi.SnapshotMetadata_ServiceDesc, csi.Node_ServiceDesc,
 }
 
-// A new RPC in the specification must get a decision of its own.
+// Every RPC of the specification needs a rule.
 func TestDefaultPolicyDecidesEveryRPC(t *testing.T) {
 	n := 0
 	decided := func(service, method string) {
@@ -191,7 +191,7 @@ func TestDocumentedPolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := map[string]volumelock.Kind{}
-	for k := volumelock.Volume; k <= volumelock.GroupName; k++ {
+	for k := volumelock.KindVolume; k <= volumelock.KindGroupSnapshotName; k++ {
 		kinds[k.String()] = k
 	}
 	got := map[string]line{}

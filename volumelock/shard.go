@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// A Table is cut into shards, each with a lock of its own, so that calls for
-// different volumes do not queue for one mutex. Whoever needs several shards
-// locks them in ascending order: that alone keeps the locks from deadlock.
+// A Table consists of shards, each with its own mutex, so that calls for
+// different volumes do not queue for one mutex. Several shards are always locked in
+// ascending order, which prevents deadlock.
 const shardCount = 64 // as many as a shardSet has bits
 
-// shard is a hash table whose entries are the slots themselves. A map of Go
+// shard is an intrusive hash table of slots. A Go map
 // would hash each key three times for a take and a release, and would keep the
 // buckets of its largest burst.
 type shard struct {
@@ -25,13 +25,13 @@ type shard struct {
 // minBuckets are kept when a shard is idle: 4 KiB for all shards together.
 const minBuckets = 8
 
-// slot is one key of one hold. What follows hold is guarded by the shard's lock.
+// slot is one key of one hold. The fields after hold are guarded by the shard's mutex.
 type slot struct {
 	Request
 	hash uint64
 	hold *hold
 
-	asked      time.Duration // when somebody first wanted the key in vain; 0: nobody
+	contended  time.Duration // when a call was first refused because of this slot, or began to wait; 0: none
 	chain      *slot         // the next key in the bucket, if this is the first slot of its key
 	prev, next *slot         // the ring of slots on the same key: Exclusive ones first
 }
@@ -42,12 +42,12 @@ type shardSet uint64
 var seed = maphash.MakeSeed()
 
 func (k Key) hash() uint64 {
-	// Multiplied, so that the kinds of one ID differ in the high bits as well, of
-	// which shardOf makes use.
+	// Multiplied, so that the kinds of one ID differ in the high bits as well, which
+	// shardOf uses.
 	return maphash.String(seed, k.ID) ^ uint64(k.Kind)*0x9e3779b97f4a7c15
 }
 
-// shardOf takes the high bits of the hash, for the buckets use the low ones.
+// shardOf uses the high bits of the hash, because the buckets use the low ones.
 func shardOf(hash uint64) int { return int(hash >> 58) }
 
 func (t *Table) lock(set shardSet) {
@@ -62,7 +62,7 @@ func (t *Table) unlock(set shardSet) {
 	}
 }
 
-// insert adds s to those who hold its key, or returns a slot that keeps it out.
+// insert adds s to the holders of its key, or returns a conflicting slot.
 func (sh *shard) insert(s *slot) (blocker *slot) {
 	if len(sh.buckets) == 0 {
 		sh.buckets = make([]*slot, minBuckets)
@@ -92,8 +92,7 @@ func (sh *shard) insert(s *slot) (blocker *slot) {
 	return nil
 }
 
-// remove takes s out, and leaves it as if it had never been in: who waits comes
-// again with the same slot.
+// remove removes s and resets it, because a call that waits inserts the same slot again.
 func (sh *shard) remove(s *slot) {
 	link := &sh.buckets[s.hash&uint64(len(sh.buckets)-1)]
 	for *link != nil && *link != s {
@@ -127,16 +126,16 @@ func (sh *shard) resize(n int) {
 	}
 }
 
-// blockerAmong returns the one of those on its key that keeps s from being taken
-// and is worst, or nil. first is the first slot of that key.
+// blockerAmong returns the worst slot on the key of s that conflicts with s, or nil.
+// first is the first slot of that key.
 func (s *slot) blockerAmong(first *slot) (worst *slot) {
 	if s.Mode == Shared && first.Mode == Shared {
-		return nil // without a walk past all pods of an RWX volume
+		return nil // without iterating over all pods of an RWX volume
 	}
 	other := first
 	for {
-		alone := s.Mode == Exclusive || other.Mode == Exclusive
-		if alone && !s.hold.passes(other.hold) && (worst == nil || other.hold.worse(worst.hold)) {
+		conflict := s.Mode == Exclusive || other.Mode == Exclusive
+		if conflict && !s.hold.passes(other.hold) && (worst == nil || other.hold.worse(worst.hold)) {
 			worst = other
 		}
 		if other = other.next; other == first {
@@ -145,8 +144,8 @@ func (s *slot) blockerAmong(first *slot) (worst *slot) {
 	}
 }
 
-// worse reports whether it is h that one has to know of, of two in the way: one that
-// is parked, whose end is not in sight, and then the older one.
+// worse reports whether a BusyError names h rather than other: a parked hold first, whose
+// end is not foreseeable, then the older one.
 func (h *hold) worse(other *hold) bool {
 	if h.parked() != other.parked() {
 		return h.parked()

@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// Keys with the same hash, or in the same bucket, do not meet, and none gets lost
-// while others come and go.
+// Keys with the same hash, or in the same bucket, do not conflict, and none is lost
+// while others are inserted and removed.
 func TestShard(t *testing.T) {
 	seed := rand.Uint64()
 	for run := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, run))
 		var sh shard
 		in := map[*slot]bool{}
-		var out []*slot // who waits comes with the same slot again and again
+		var out []*slot // a waiter inserts the same slot repeatedly
 		for step := range 300 {
 			n := rnd.IntN(40)
 			s := &slot{
@@ -71,10 +71,10 @@ func TestShard(t *testing.T) {
 	}
 }
 
-// Calls look at the clock before they get at the key.
+// Calls read the clock before they lock the shard, and may be overtaken in between.
 func TestBusyErrorIsNeverFromTheFuture(t *testing.T) {
-	blocker := &slot{hold: &hold{since: 5}, asked: 7}
-	if e := newBusyError("NodeStageVolume", blocker, 3); e.Age != 0 || e.Asked != 0 {
-		t.Errorf("held for %v, asked for %v", e.Age, e.Asked)
+	blocker := &slot{hold: &hold{since: 5}, contended: 7}
+	if e := newBusyError("NodeStageVolume", blocker, 3); e.Age != 0 || e.ContendedFor != 0 {
+		t.Errorf("held for %v, contended for %v", e.Age, e.ContendedFor)
 	}
 }

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Op describes who takes keys, for those who find them taken.
+// Op describes a call that takes keys, for the [BusyError] of others.
 type Op struct {
-	RPC       string // "NodeStageVolume"; parked keys are passed by this name, see [Held.Park]
+	RPC       string // "NodeStageVolume"; it decides which calls pass parked keys, see [Held.Park]
 	RequestID string // may be empty
 }
 
@@ -18,7 +18,7 @@ type Op struct {
 // copied after first use.
 type Table struct {
 	shards  [shardCount]shard
-	line    line
+	queue   queue
 	metrics atomic.Pointer[instruments]
 }
 
@@ -26,24 +26,24 @@ type Table struct {
 // [Held.Park]. It may be copied, and its copies are the same set. The zero Held
 // is a set without keys.
 type Held struct {
-	hold *hold
-	turn uint64 // hold.turn, as long as this Held has a say
+	hold       *hold
+	generation uint64 // equal to hold.generation while this Held is valid
 
-	// As in hold, which may be another's by the time they are needed.
+	// Copies from hold, which may have been reused when they are needed.
 	table  *Table
 	shards shardSet
 }
 
-// hold is behind a Held, and used again for another one after it: so a take does
-// not allocate. Others see it through its slots. Who writes has locked all of its
-// shards, or it is in none of them; who reads has locked one.
+// hold is the state behind a Held. It is pooled, so that Acquire does not allocate.
+// Other calls reach it through its slots. A writer has locked all of its
+// shards, or the hold is in none; a reader has locked one.
 type hold struct {
-	table  *Table
-	turn   atomic.Uint64 // one more when a Held loses its say
-	op     Op
-	since  time.Duration // of clock
-	slots  []slot        // sorted by key, each key once
-	shards shardSet      // where they are
+	table      *Table
+	generation atomic.Uint64 // incremented when a Held becomes invalid
+	op         Op
+	since      time.Duration // of clock
+	slots      []slot        // sorted by key, each key once
+	shards     shardSet      // of all slots
 
 	pending []<-chan struct{} // not empty: parked
 
@@ -54,20 +54,20 @@ var holds = sync.Pool{New: func() any { return new(hold) }}
 
 // Entry describes one key that is held.
 type Entry struct {
-	Key    Key
-	Mode   Mode
-	Op     Op
-	Since  time.Time
-	Asked  time.Time // when somebody was first refused because of it, or began to wait; zero: nobody yet
-	Parked bool      // the call has returned, its work has not ended
+	Key            Key
+	Mode           Mode
+	Op             Op        // the call that holds the key
+	Since          time.Time // when Op took it
+	ContendedSince time.Time // when a call was first refused because of it, or began to wait for it; zero if none was
+	Parked         bool      // the call has returned, and its work is still in flight
 }
 
 // Acquire takes all the keys or none, and never waits. When one cannot be taken
 // it returns a [*BusyError]. A key may be given more than once; Exclusive wins.
 // The keys are held until [Held.Release].
 //
-// Acquire does not queue behind those who wait (see [Table.AcquireWait]): it takes
-// what is free at this moment.
+// Acquire does not queue behind calls that wait (see [Table.AcquireWait]): it takes
+// what is free now.
 func (t *Table) Acquire(op Op, reqs ...Request) (Held, error) {
 	if len(reqs) == 0 {
 		return Held{}, nil
@@ -81,28 +81,28 @@ func (t *Table) Acquire(op Op, reqs ...Request) (Held, error) {
 	return h.handle(), nil
 }
 
-// Release frees the keys. Further calls, on any copy, do nothing, nor does Release
-// after Park: it can always be deferred.
+// Release frees the keys. It is idempotent, on any copy, and a no-op after Park, so that
+// it can always be deferred.
 func (h Held) Release() {
 	if h.lock() {
 		h.hold.end()
 	}
 }
 
-// lock locks the shards and takes away the say of h and its copies. It returns
-// false, and no lock is held, when h has none.
+// lock locks the shards and invalidates h and its copies. It returns
+// false, without holding a lock, if h is invalid already.
 func (h Held) lock() bool {
 	if h.hold == nil {
 		return false
 	}
 	h.table.lock(h.shards)
-	// With the shards locked nobody else can end this hold. One that has ended
-	// may be in use for other keys, in other shards: turn is atomic for that.
-	if h.hold.turn.Load() != h.turn {
+	// With the shards locked no other goroutine can end this hold. A hold that has ended
+	// may be reused for other keys, in other shards: therefore generation is atomic.
+	if h.hold.generation.Load() != h.generation {
 		h.table.unlock(h.shards)
 		return false
 	}
-	h.hold.turn.Store(h.turn + 1)
+	h.hold.generation.Store(h.generation + 1)
 	return true
 }
 
@@ -112,7 +112,7 @@ func (h *hold) end() {
 	h.remove(h.slots)
 	t.unlock(h.shards)
 	h.recycle()
-	t.serveLine()
+	t.serveQueue()
 }
 
 // Snapshot lists the keys that are held, the oldest first.
@@ -123,8 +123,8 @@ func (t *Table) Snapshot() []Entry {
 	for i := range t.shards {
 		t.shards[i].each(func(s *slot) {
 			e := Entry{Key: s.Key, Mode: s.Mode, Op: s.hold.op, Since: wall.Add(s.hold.since - now), Parked: s.hold.parked()}
-			if s.asked != 0 {
-				e.Asked = wall.Add(s.asked - now)
+			if s.contended != 0 {
+				e.ContendedSince = wall.Add(s.contended - now)
 			}
 			list = append(list, e)
 		})
@@ -148,14 +148,14 @@ func (t *Table) newHold(op Op, reqs []Request) *hold {
 		sorted = sorted && (i == 0 || reqs[i-1].Key.compare(r.Key) < 0)
 		hash := r.Key.hash()
 		h.shards |= 1 << shardOf(hash)
-		mode := Exclusive // also for what is no mode
+		mode := Exclusive // also for an invalid mode
 		if r.Mode == Shared {
 			mode = Shared
 		}
 		h.slots = append(h.slots, slot{Request: Request{r.Key, mode}, hash: hash, hold: h})
 	}
 	if !sorted {
-		// Exclusive sorts before Shared and is the one that stays.
+		// Exclusive sorts before Shared and is kept.
 		slices.SortFunc(h.slots, func(a, b slot) int {
 			return cmp.Or(a.Key.compare(b.Key), cmp.Compare(a.Mode, b.Mode))
 		})
@@ -164,16 +164,16 @@ func (t *Table) newHold(op Op, reqs []Request) *hold {
 	return h
 }
 
-// recycle gives up a hold that is in no shard.
+// recycle returns a hold that is in no shard to the pool.
 func (h *hold) recycle() {
-	clear(h.slots) // a spare hold must not keep IDs, or others through its rings
+	clear(h.slots) // a pooled hold must not keep IDs alive, or other holds through its rings
 	h.table, h.op, h.slots, h.shards, h.pending = nil, Op{}, nil, 0, nil
 	holds.Put(h)
 }
 
-func (h *hold) handle() Held { return Held{h, h.turn.Load(), h.table, h.shards} }
+func (h *hold) handle() Held { return Held{h, h.generation.Load(), h.table, h.shards} }
 
-// take takes all keys of h, or none and says who is in the way.
+// take takes all keys of h, or none and returns the conflict.
 func (t *Table) take(h *hold) *BusyError {
 	now := clock()
 	h.since = now
@@ -182,8 +182,8 @@ func (t *Table) take(h *hold) *BusyError {
 		s := &h.slots[i]
 		if blocker := t.shards[shardOf(s.hash)].insert(s); blocker != nil {
 			h.remove(h.slots[:i])
-			if blocker.asked == 0 {
-				blocker.asked = now
+			if blocker.contended == 0 {
+				blocker.contended = now
 			}
 			busy := newBusyError(h.op.RPC, blocker, now)
 			t.unlock(h.shards)
@@ -196,7 +196,7 @@ func (t *Table) take(h *hold) *BusyError {
 
 func (h *hold) parked() bool { return len(h.pending) > 0 }
 
-// remove takes slots of h out of their shards, which are locked.
+// remove removes slots of h from their shards, which are locked.
 func (h *hold) remove(slots []slot) {
 	for i := range slots {
 		h.table.shards[shardOf(slots[i].hash)].remove(&slots[i])
@@ -205,6 +205,6 @@ func (h *hold) remove(slots []slot) {
 
 var started = time.Now()
 
-// clock is the time since the start of the process, which costs half of what the
-// time of day does.
+// clock is the time since the start of the process, which costs half as much as
+// time.Now.
 func clock() time.Duration { return time.Since(started) }

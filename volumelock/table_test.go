@@ -76,7 +76,7 @@ func mustBeIdle(t *testing.T, table *volumelock.Table) {
 }
 
 func TestModes(t *testing.T) {
-	k := volumelock.Volume
+	k := volumelock.KindVolume
 	tests := []struct {
 		name          string
 		first, second []volumelock.Request
@@ -87,7 +87,7 @@ func TestModes(t *testing.T) {
 		{"shared beside exclusive", []volumelock.Request{ex(k, "a")}, []volumelock.Request{sh(k, "a")}, true},
 		{"exclusive beside exclusive", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(k, "a")}, true},
 		{"another ID", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(k, "b")}, false},
-		{"another kind", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(volumelock.NodeVolume, "a")}, false},
+		{"another kind", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(volumelock.KindNodeVolume, "a")}, false},
 		{"the zero mode is exclusive", []volumelock.Request{{Key: sh(k, "a").Key}}, []volumelock.Request{sh(k, "a")}, true},
 		{"a mode that there is not is exclusive", []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, true},
 		{"and wins over shared", []volumelock.Request{sh(k, "a"), {Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{sh(k, "a")}, true},
@@ -124,7 +124,7 @@ func TestModes(t *testing.T) {
 
 func TestMergedKeyIsListedOnce(t *testing.T) {
 	var table volumelock.Table
-	h := mustAcquire(t, &table, stage, sh(volumelock.Volume, "b"), sh(volumelock.Volume, "a"), ex(volumelock.Volume, "b"), sh(volumelock.Volume, "a"))
+	h := mustAcquire(t, &table, stage, sh(volumelock.KindVolume, "b"), sh(volumelock.KindVolume, "a"), ex(volumelock.KindVolume, "b"), sh(volumelock.KindVolume, "a"))
 	if got, want := held(&table), `volume "a" shared NodeStageVolume; volume "b" exclusive NodeStageVolume`; got != want {
 		t.Errorf("held %s, want %s", got, want)
 	}
@@ -136,15 +136,15 @@ func TestMergedKeyIsListedOnce(t *testing.T) {
 func TestReleaseAndParkAfterRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		h := mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v"))
+		h := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
 		h.Release()
-		again := mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v"))
+		again := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
 		h.Release()
 		pending := make(chan struct{})
 		h.Park(pending)
 		close(pending)
 		synctest.Wait()
-		mustBeBusy(t, &table, stage, ex(volumelock.NodeVolume, "v"))
+		mustBeBusy(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
 		if got, want := held(&table), `node_volume "v" exclusive NodeStageVolume`; got != want {
 			t.Errorf("held %s, want %s", got, want)
 		}
@@ -153,18 +153,18 @@ func TestReleaseAndParkAfterRelease(t *testing.T) {
 	})
 }
 
-// ceph/ceph-csi#1062, ceph/ceph-csi#5234, rook/rook#4896: ABORTED for hours, and nobody
-// could tell which call held the volume.
+// ceph/ceph-csi#1062, ceph/ceph-csi#5234, rook/rook#4896: ABORTED for hours, without
+// any indication of the call that held the volume.
 func TestBusyError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		op := volumelock.Op{RPC: "NodeStageVolume", RequestID: "r-7"}
-		h := mustAcquire(t, &table, op, ex(volumelock.NodeVolume, "v\n1"))
+		h := mustAcquire(t, &table, op, ex(volumelock.KindNodeVolume, "v\n1"))
 		time.Sleep(43*time.Minute + 1500*time.Millisecond)
 
-		busy := mustBeBusy(t, &table, publish, ex(volumelock.Target, "/t"), sh(volumelock.NodeVolume, "v\n1"))
+		busy := mustBeBusy(t, &table, publish, ex(volumelock.KindTarget, "/t"), sh(volumelock.KindNodeVolume, "v\n1"))
 		want := volumelock.BusyError{
-			RPC: "NodePublishVolume", Key: volumelock.Key{Kind: volumelock.NodeVolume, ID: "v\n1"},
+			RPC: "NodePublishVolume", Key: volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "v\n1"},
 			Holder: op, Age: 43*time.Minute + 1500*time.Millisecond,
 		}
 		if *busy != want {
@@ -180,8 +180,8 @@ func TestBusyError(t *testing.T) {
 
 		pending := make(chan struct{})
 		h.Park(pending)
-		busy = mustBeBusy(t, &table, publish, sh(volumelock.NodeVolume, "v\n1"))
-		text = `NodePublishVolume: node_volume "v\n1" is parked by NodeStageVolume (request r-7), 43m1s old: that call has returned but its work still hangs; see what it waits for`
+		busy = mustBeBusy(t, &table, publish, sh(volumelock.KindNodeVolume, "v\n1"))
+		text = `NodePublishVolume: node_volume "v\n1" is parked by NodeStageVolume (request r-7), 43m1s old: that call has returned but its work is still in flight; find out what blocks it`
 		if !busy.Parked || busy.Error() != text || status.Code(busy) != codes.Aborted {
 			t.Errorf("text  %s\nwant  %s", busy, text)
 		}
@@ -189,13 +189,13 @@ func TestBusyError(t *testing.T) {
 	})
 }
 
-// The one to ask about is the oldest in the way.
+// The error names the oldest conflicting call.
 func TestBusyErrorNamesTheOldest(t *testing.T) {
 	var table volumelock.Table
 	for i := range 3 {
-		mustAcquire(t, &table, volumelock.Op{RPC: "NodePublishVolume", RequestID: fmt.Sprint(i)}, sh(volumelock.NodeVolume, "v"))
+		mustAcquire(t, &table, volumelock.Op{RPC: "NodePublishVolume", RequestID: fmt.Sprint(i)}, sh(volumelock.KindNodeVolume, "v"))
 	}
-	if busy := mustBeBusy(t, &table, unstage, ex(volumelock.NodeVolume, "v")); busy.Holder.RequestID != "0" {
+	if busy := mustBeBusy(t, &table, unstage, ex(volumelock.KindNodeVolume, "v")); busy.Holder.RequestID != "0" {
 		t.Errorf("holder = %+v, want request 0", busy.Holder)
 	}
 }
@@ -204,9 +204,9 @@ func TestSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		began := time.Now()
-		mustAcquire(t, &table, publish, ex(volumelock.Target, "/b"), sh(volumelock.NodeVolume, "v"))
+		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/b"), sh(volumelock.KindNodeVolume, "v"))
 		time.Sleep(time.Second)
-		mustAcquire(t, &table, publish, ex(volumelock.Target, "/a"), sh(volumelock.NodeVolume, "v"))
+		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/a"), sh(volumelock.KindNodeVolume, "v"))
 		want := `node_volume "v" shared NodePublishVolume; target_path "/b" exclusive NodePublishVolume; ` +
 			`node_volume "v" shared NodePublishVolume; target_path "/a" exclusive NodePublishVolume`
 		if got := held(&table); got != want {
@@ -220,8 +220,8 @@ func TestSnapshot(t *testing.T) {
 }
 
 func TestPark(t *testing.T) {
-	volume := ex(volumelock.NodeVolume, "v")
-	pod := []volumelock.Request{sh(volumelock.NodeVolume, "v"), ex(volumelock.Target, "/t")}
+	volume := ex(volumelock.KindNodeVolume, "v")
+	pod := []volumelock.Request{sh(volumelock.KindNodeVolume, "v"), ex(volumelock.KindTarget, "/t")}
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		pending := make(chan struct{})
@@ -238,8 +238,8 @@ func TestPark(t *testing.T) {
 		}{
 			{publish, pod},
 			{volumelock.Op{RPC: "NodeExpandVolume"}, []volumelock.Request{volume}},
-			{stage, []volumelock.Request{sh(volumelock.NodeVolume, "v")}},         // another mode: not a retry
-			{stage, []volumelock.Request{volume, ex(volumelock.NodeVolume, "w")}}, // another set of keys
+			{stage, []volumelock.Request{sh(volumelock.KindNodeVolume, "v")}},         // another mode: not a retry
+			{stage, []volumelock.Request{volume, ex(volumelock.KindNodeVolume, "w")}}, // another set of keys
 		} {
 			if busy := mustBeBusy(t, &table, refused.op, refused.reqs...); !busy.Parked || busy.Holder != stage {
 				t.Errorf("%v: %+v, want the parked stage named", refused.op, busy)
@@ -270,11 +270,11 @@ func TestPark(t *testing.T) {
 	})
 }
 
-// A retry that gives up as well must not add to the table, however often.
+// Retries that are parked for the same work do not add entries to the table.
 func TestParkAgainForTheSameWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		volume := ex(volumelock.NodeVolume, "v")
+		volume := ex(volumelock.KindNodeVolume, "v")
 		pending, other := make(chan struct{}), make(chan struct{})
 		began := time.Now()
 		for range 100 {
@@ -283,7 +283,7 @@ func TestParkAgainForTheSameWork(t *testing.T) {
 		}
 		s := table.Snapshot()
 		if len(s) != 1 || !s[0].Parked || !s[0].Since.Equal(began) {
-			t.Fatalf("Snapshot = %+v, want the first hold alone", s)
+			t.Fatalf("Snapshot = %+v, want only the first hold", s)
 		}
 		// Other work, or another RPC, is parked on its own.
 		mustAcquire(t, &table, stage, volume).Park(other)
@@ -308,7 +308,7 @@ func TestParkWithNothingPending(t *testing.T) {
 	for name, pending := range map[string]<-chan struct{}{"nil": nil, "closed": closed} {
 		t.Run(name, func(t *testing.T) {
 			var table volumelock.Table
-			mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v")).Park(pending)
+			mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v")).Park(pending)
 			mustBeIdle(t, &table)
 		})
 	}
@@ -325,7 +325,7 @@ func TestParkTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		first, second := make(chan struct{}), make(chan struct{})
-		h := mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v"))
+		h := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
 		h.Park(first)
 		h.Park(second)
 		close(first)
@@ -342,7 +342,7 @@ func TestNothingRetained(t *testing.T) {
 		burst /= 10 // it takes its time
 	}
 	heap := func() int64 {
-		for range 3 { // a sync.Pool gives up what it has at the second collection
+		for range 3 { // a sync.Pool drops its content at the second collection
 			runtime.GC()
 		}
 		var m runtime.MemStats
@@ -353,8 +353,8 @@ func TestNothingRetained(t *testing.T) {
 	before := heap()
 	taken := make([]volumelock.Held, 0, burst)
 	for i := range burst {
-		taken = append(taken, mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, strconv.Itoa(i))))
-		mustAcquire(t, &table, stage, ex(volumelock.Volume, strconv.Itoa(i))).Release()
+		taken = append(taken, mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, strconv.Itoa(i))))
+		mustAcquire(t, &table, stage, ex(volumelock.KindVolume, strconv.Itoa(i))).Release()
 	}
 	if buckets, keys, _ := volumelock.Retained(&table); keys != burst || buckets < burst {
 		t.Errorf("%d buckets for %d keys, want %d keys and no less buckets", buckets, keys, burst)
@@ -369,7 +369,7 @@ func TestNothingRetained(t *testing.T) {
 		t.Errorf("%d KiB outlive a burst", left>>10)
 	}
 	// And it works afterwards.
-	mustAcquire(t, &table, stage, ex(volumelock.NodeVolume, "v")).Release()
+	mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v")).Release()
 	mustBeIdle(t, &table)
 }
 
@@ -384,7 +384,7 @@ func TestNoAllocation(t *testing.T) {
 	if err := table.Instrument(nil); err != nil {
 		t.Fatal(err)
 	}
-	keys := []volumelock.Request{ex(volumelock.Target, "/t"), sh(volumelock.NodeVolume, "v"), sh(volumelock.Volume, "v"), sh(volumelock.Volume, "v")}
+	keys := []volumelock.Request{ex(volumelock.KindTarget, "/t"), sh(volumelock.KindNodeVolume, "v"), sh(volumelock.KindVolume, "v"), sh(volumelock.KindVolume, "v")}
 	for n := range len(keys) + 1 {
 		if allocs := testing.AllocsPerRun(1000, func() { mustAcquire(t, &table, stage, keys[:n]...).Release() }); allocs != 0 {
 			t.Errorf("%d keys: %v allocations", n, allocs)
@@ -406,26 +406,26 @@ func TestVolumeNodeKey(t *testing.T) {
 
 func TestNames(t *testing.T) {
 	seen := map[string]bool{}
-	for k := volumelock.Volume; k <= volumelock.GroupName; k++ {
+	for k := volumelock.KindVolume; k <= volumelock.KindGroupSnapshotName; k++ {
 		if s := k.String(); s == "" || strings.HasPrefix(s, "kind_") || seen[s] {
 			t.Errorf("kind %d is called %q", uint8(k), s)
 		} else {
 			seen[s] = true
 		}
 	}
-	for _, k := range []volumelock.Kind{0, volumelock.GroupName + 1, 255} {
+	for _, k := range []volumelock.Kind{0, volumelock.KindGroupSnapshotName + 1, 255} {
 		if want := fmt.Sprint("kind_", uint8(k)); k.String() != want {
 			t.Errorf("String of an unknown kind = %q, want %q", k, want)
 		}
 	}
 }
 
-// 10 000 goroutines fight for few keys; each one checks, while it holds some, that
-// nobody else does who should not. A few of them wait, and a few park.
+// 10 000 goroutines contend for few keys; each one checks, while it holds some, that no
+// conflicting one does. A few of them wait, and a few park.
 func TestStress(t *testing.T) {
 	const goroutines, rounds = 10_000, 5
 	var table volumelock.Table
-	var guards [16]sync.RWMutex // only tried: the table has to make that succeed
+	var guards [16]sync.RWMutex // only by TryLock: the table has to make that succeed
 	var taken, waited atomic.Int64
 	try := func(i int, reqs []volumelock.Request, ids []int) {
 		var h volumelock.Held
@@ -450,7 +450,7 @@ func TestStress(t *testing.T) {
 				defer close(pending)
 			}
 			h.Release()
-			h.Release() // void, whoever has the keys by now
+			h.Release() // no-op, even if another call holds the keys by now
 		}()
 		for j, id := range ids {
 			lock, unlock := guards[id].TryLock, guards[id].Unlock
@@ -471,12 +471,12 @@ func TestStress(t *testing.T) {
 			for round := range rounds {
 				a := (i + round) % len(guards)
 				b := (a + 1 + i%5) % len(guards)
-				first := sh(volumelock.Volume, strconv.Itoa(a))
+				first := sh(volumelock.KindVolume, strconv.Itoa(a))
 				if i%3 == 0 {
 					first.Mode = volumelock.Exclusive
 				}
-				try(i, []volumelock.Request{first, ex(volumelock.Volume, strconv.Itoa(b))}, []int{a, b})
-				try(i, []volumelock.Request{sh(volumelock.Volume, strconv.Itoa(b))}, []int{b})
+				try(i, []volumelock.Request{first, ex(volumelock.KindVolume, strconv.Itoa(b))}, []int{a, b})
+				try(i, []volumelock.Request{sh(volumelock.KindVolume, strconv.Itoa(b))}, []int{b})
 			}
 		})
 	}

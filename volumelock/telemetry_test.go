@@ -15,7 +15,7 @@ import (
 	"github.com/csikit/csikit/volumelock"
 )
 
-// provider hands out meters, which keep what a table tells.
+// provider returns meters that record what a table reports.
 type provider struct {
 	noop.MeterProvider
 	m *meters
@@ -96,10 +96,10 @@ func TestInstrument(t *testing.T) {
 			}
 		}
 		observe(0, 0, 0)
-		volume := ex(volumelock.NodeVolume, "v")
+		volume := ex(volumelock.KindNodeVolume, "v")
 		h := mustAcquire(t, &table, stage, volume)
 		time.Sleep(30 * time.Second)
-		mustAcquire(t, &table, publish, sh(volumelock.NodeVolume, "w"), ex(volumelock.Target, "/t"))
+		mustAcquire(t, &table, publish, sh(volumelock.KindNodeVolume, "w"), ex(volumelock.KindTarget, "/t"))
 		var calls sync.WaitGroup
 		calls.Go(func() {
 			_, _ = table.AcquireWait(t.Context(), time.Minute, unstage, volume)

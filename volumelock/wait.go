@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// line is who waits, in order of arrival.
-type line struct {
+// queue holds the calls that wait, in order of arrival.
+type queue struct {
 	length  atomic.Int64 // of waiters
 	mu      sync.Mutex   // taken before the locks of shards
 	waiters []*waiter
@@ -18,35 +18,34 @@ type line struct {
 type waiter struct {
 	hold   *hold
 	since  time.Duration
-	busy   *BusyError    // why it still waits, or will not get the keys
-	served chan struct{} // closed when the keys are held, or parked by others (refused)
-	got    bool
+	busy   *BusyError    // why it still waits, or is refused
+	served chan struct{} // closed when the keys are held, or found parked (refused)
+	got    bool          // the keys are held
 }
 
-// AcquireWait is [Table.Acquire], but waits for keys that are busy until they are
+// AcquireWait is [Table.Acquire], but waits until busy keys are
 // free, up to limit or until ctx ends; then it returns the [*BusyError]. It does
-// not wait for parked keys: their end is not in sight.
+// not wait for parked keys, whose release is not foreseeable.
 //
-// Nobody who waits holds any of its keys meanwhile, so that waiting calls cannot
-// block each other for good. Keys are given in order of arrival: who comes later
-// and wants, in a mode that excludes, a key that somebody waits for, waits as
-// well, also when that key is free. So a delete is not kept out for ever by
-// readers that come and go.
+// A waiting call holds none of its keys meanwhile, so that waiting calls cannot
+// deadlock. Keys are granted in order of arrival: a later call whose key conflicts with
+// one that an earlier call waits for waits as well, even if that key is free. So a delete
+// is not starved by a stream of readers.
 func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, reqs ...Request) (Held, error) {
 	if len(reqs) == 0 {
 		return Held{}, nil
 	}
 	h := t.newHold(op, reqs)
-	if t.line.length.Load() == 0 && t.take(h) == nil {
+	if t.queue.length.Load() == 0 && t.take(h) == nil {
 		return h.handle(), nil
 	}
 	w := &waiter{hold: h, since: clock(), served: make(chan struct{})}
-	t.line.mu.Lock()
-	t.line.waiters = append(t.line.waiters, w)
-	// Before the next try, so that who releases after that try sees the waiter.
-	t.line.length.Store(int64(len(t.line.waiters)))
+	t.queue.mu.Lock()
+	t.queue.waiters = append(t.queue.waiters, w)
+	// Before serve, so that a release after it sees the waiter.
+	t.queue.length.Store(int64(len(t.queue.waiters)))
 	t.serve()
-	t.line.mu.Unlock()
+	t.queue.mu.Unlock()
 
 	timeout := time.NewTimer(limit)
 	defer timeout.Stop()
@@ -55,8 +54,8 @@ func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, req
 	case <-timeout.C:
 		t.leave(w)
 	case <-ctx.Done():
-		// Nothing has been done, whichever ended: ABORTED is the whole truth,
-		// where DEADLINE_EXCEEDED would leave the outcome open.
+		// Nothing has been done: ABORTED says so, where DEADLINE_EXCEEDED would leave the
+		// outcome unknown.
 		t.leave(w)
 	}
 	if w.got {
@@ -67,31 +66,31 @@ func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, req
 	return Held{}, w.busy
 }
 
-// leave takes w out of the line, unless it is served at the last moment.
+// leave removes w from the queue, unless it has been served meanwhile.
 func (t *Table) leave(w *waiter) {
-	t.line.mu.Lock()
-	defer t.line.mu.Unlock()
-	t.serve() // so that w.busy is not what it was when w came
-	if i := slices.Index(t.line.waiters, w); i >= 0 {
-		t.line.waiters = slices.Delete(t.line.waiters, i, i+1)
-		t.serve() // some may have waited behind w alone
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	t.serve() // updates w.busy
+	if i := slices.Index(t.queue.waiters, w); i >= 0 {
+		t.queue.waiters = slices.Delete(t.queue.waiters, i, i+1)
+		t.serve() // for calls that waited only for w
 	}
 }
 
-// serveLine follows each release and each park.
-func (t *Table) serveLine() {
-	if t.line.length.Load() == 0 {
+// serveQueue runs after each release and each park.
+func (t *Table) serveQueue() {
+	if t.queue.length.Load() == 0 {
 		return
 	}
-	t.line.mu.Lock()
-	defer t.line.mu.Unlock()
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
 	t.serve()
 }
 
-// serve gives keys to those who can have them. line.mu is held.
+// serve grants keys to all waiters that can have them. queue.mu is held.
 func (t *Table) serve() {
-	wanted := make(map[Key]*waiter) // by those before, in the stronger mode
-	t.line.waiters = slices.DeleteFunc(t.line.waiters, func(w *waiter) bool {
+	wanted := make(map[Key]*waiter) // by earlier waiters, in the stronger mode
+	t.queue.waiters = slices.DeleteFunc(t.queue.waiters, func(w *waiter) bool {
 		if w.busy = w.behind(wanted); w.busy == nil {
 			w.busy = t.take(w.hold)
 			w.got = w.busy == nil
@@ -107,13 +106,13 @@ func (t *Table) serve() {
 		}
 		return false
 	})
-	t.line.length.Store(int64(len(t.line.waiters)))
-	if len(t.line.waiters) == 0 {
-		t.line.waiters = nil
+	t.queue.length.Store(int64(len(t.queue.waiters)))
+	if len(t.queue.waiters) == 0 {
+		t.queue.waiters = nil
 	}
 }
 
-// behind says who of those before has to be served first, if any.
+// behind returns a BusyError for an earlier waiter that has to be served first, if any.
 func (w *waiter) behind(wanted map[Key]*waiter) *BusyError {
 	for _, s := range w.hold.slots {
 		before := wanted[s.Key]

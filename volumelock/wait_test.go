@@ -14,14 +14,14 @@ import (
 	"github.com/csikit/csikit/volumelock"
 )
 
-// lineModel says naively who holds and who waits. Callers are numbered in order
+// queueModel is a naive model of the callers that hold and that wait, numbered in order
 // of arrival.
-type lineModel struct {
+type queueModel struct {
 	reqs             [][]volumelock.Request
 	holding, waiting []int
 }
 
-func (m *lineModel) conflict(a, b int) bool {
+func (m *queueModel) conflict(a, b int) bool {
 	for _, x := range m.reqs[a] {
 		for _, y := range m.reqs[b] {
 			if x.Key == y.Key && (x.Mode == volumelock.Exclusive || y.Mode == volumelock.Exclusive) {
@@ -32,7 +32,7 @@ func (m *lineModel) conflict(a, b int) bool {
 	return false
 }
 
-func (m *lineModel) settle() {
+func (m *queueModel) settle() {
 	waiting := m.waiting
 	m.waiting = nil
 	for _, c := range waiting {
@@ -45,13 +45,13 @@ func (m *lineModel) settle() {
 	}
 }
 
-func (m *lineModel) arrive(c int) {
+func (m *queueModel) arrive(c int) {
 	m.waiting = append(m.waiting, c)
 	m.settle()
 }
 
 // end is the release of a caller that holds, and the end of patience of another.
-func (m *lineModel) end(c int) {
+func (m *queueModel) end(c int) {
 	is := func(other int) bool { return other == c }
 	m.holding = slices.DeleteFunc(m.holding, is)
 	m.waiting = slices.DeleteFunc(m.waiting, is)
@@ -78,11 +78,11 @@ func schedules(callers int) (all [][]int) {
 	return all
 }
 
-// Every schedule of a few callers that wait, for every choice of keys and modes:
-// after each step those hold keys who do in the model. In particular somebody
-// holds keys whenever somebody waits, and nobody is overtaken in vain.
+// Every schedule of a few callers that wait, for every choice of keys and modes: after
+// each step the holders are those of the model. In particular there is a holder whenever
+// a caller waits, and no caller is overtaken needlessly.
 func TestWaitExhaustively(t *testing.T) {
-	const k = volumelock.Volume
+	const k = volumelock.KindVolume
 	choices := [][]volumelock.Request{
 		{ex(k, "a")},
 		{sh(k, "a")},
@@ -123,7 +123,7 @@ func runSchedule(t *testing.T, reqs [][]volumelock.Request, order []int) {
 	var table volumelock.Table
 	var mu sync.Mutex
 	var holding []int
-	model := lineModel{reqs: reqs}
+	model := queueModel{reqs: reqs}
 	ends := make([]func(), len(reqs))
 	for step, c := range order {
 		if c >= 0 {
@@ -157,13 +157,13 @@ func runSchedule(t *testing.T, reqs [][]volumelock.Request, order []int) {
 			t.Fatalf("%v in the order %v: after step %d %v hold keys, want %v", reqs, order, step, got, model.holding)
 		}
 		if len(got) == 0 && len(model.waiting) > 0 {
-			t.Fatalf("%v in the order %v: after step %d nobody holds a key and %v wait", reqs, order, step, model.waiting)
+			t.Fatalf("%v in the order %v: after step %d no caller holds a key and %v wait", reqs, order, step, model.waiting)
 		}
 	}
 	mustBeIdle(t, &table)
 }
 
-// A call that excludes others gets its turn, however many come and go that share.
+// An exclusive call is not starved by a stream of shared ones.
 func TestWaitIsFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
@@ -173,7 +173,7 @@ func TestWaitIsFair(t *testing.T) {
 			readers.Go(func() {
 				time.Sleep(time.Duration(i) * 50 * time.Millisecond)
 				for ctx.Err() == nil {
-					h, err := table.AcquireWait(ctx, time.Minute, publish, sh(volumelock.NodeVolume, "v"))
+					h, err := table.AcquireWait(ctx, time.Minute, publish, sh(volumelock.KindNodeVolume, "v"))
 					if err != nil {
 						continue
 					}
@@ -184,12 +184,12 @@ func TestWaitIsFair(t *testing.T) {
 		}
 		time.Sleep(10*time.Second + 10*time.Millisecond)
 		began := time.Now()
-		h, err := table.AcquireWait(ctx, time.Minute, unstage, ex(volumelock.NodeVolume, "v"))
+		h, err := table.AcquireWait(ctx, time.Minute, unstage, ex(volumelock.KindNodeVolume, "v"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took > time.Second {
-			t.Errorf("took %v, want no more than those need who came before", took)
+			t.Errorf("took %v, want no more than the earlier callers need", took)
 		}
 		h.Release()
 		stop()
@@ -198,12 +198,12 @@ func TestWaitIsFair(t *testing.T) {
 	})
 }
 
-// Who waited in vain for one that only waits as well is told so.
-func TestWaitNamesWhoComesFirst(t *testing.T) {
+// A refused waiter gets the call that it waited behind, marked Waiting.
+func TestWaitNamesTheEarlierWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		volume, target := ex(volumelock.NodeVolume, "v"), ex(volumelock.Target, "/t")
-		h := mustAcquire(t, &table, publish, sh(volumelock.NodeVolume, "v"))
+		volume, target := ex(volumelock.KindNodeVolume, "v"), ex(volumelock.KindTarget, "/t")
+		h := mustAcquire(t, &table, publish, sh(volumelock.KindNodeVolume, "v"))
 		var waiting sync.WaitGroup
 		waiting.Go(func() {
 			got, err := table.AcquireWait(t.Context(), time.Hour, volumelock.Op{RPC: "NodeUnstageVolume", RequestID: "7"}, volume, target)
@@ -218,24 +218,24 @@ func TestWaitNamesWhoComesFirst(t *testing.T) {
 		if !errors.As(err, &busy) || !busy.Waiting || busy.Age != 30*time.Second {
 			t.Errorf("%+v, want the one that waits, for 30s", err)
 		}
-		if want := `NodePublishVolume: target_path "/t" has been waited for by NodeUnstageVolume (request 7) for 30s, which comes first; retry`; err.Error() != want {
+		if want := `NodePublishVolume: target_path "/t" has been waited for by NodeUnstageVolume (request 7) for 30s, which is served first; retry`; err.Error() != want {
 			t.Errorf("text  %v\nwant  %s", err, want)
 		}
-		// Acquire does not wait, and not for its turn either.
+		// Acquire does not queue behind waiters.
 		mustAcquire(t, &table, publish, target).Release()
 
-		// While the holder itself is named with how long it has been in the way.
-		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.NodeVolume, "v"), ex(volumelock.Volume, "v"))
+		// For the holder, the error contains how long the key has been contended.
+		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.KindNodeVolume, "v"), ex(volumelock.KindVolume, "v"))
 		if !errors.As(err, &busy) || !busy.Waiting {
 			t.Errorf("%v, want the one that waits", err)
 		}
 		_, err = table.Acquire(stage, volume)
-		if !errors.As(err, &busy) || busy.Waiting || busy.Asked != 30*time.Second ||
-			!strings.Contains(err.Error(), "is held by NodePublishVolume for 30s and refused to others for 30s; retry") {
-			t.Errorf("%+v, want the holder, asked in vain for 30s", err)
+		if !errors.As(err, &busy) || busy.Waiting || busy.ContendedFor != 30*time.Second ||
+			!strings.Contains(err.Error(), "is held by NodePublishVolume for 30s, contended for 30s; retry") {
+			t.Errorf("%+v, want the holder, contended for 30s", err)
 		}
-		if s := table.Snapshot(); len(s) != 1 || time.Since(s[0].Asked) != 30*time.Second {
-			t.Errorf("Snapshot = %+v, want one key, asked for since 30s", s)
+		if s := table.Snapshot(); len(s) != 1 || time.Since(s[0].ContendedSince) != 30*time.Second {
+			t.Errorf("Snapshot = %+v, want one key, contended since 30s", s)
 		}
 		h.Release()
 		waiting.Wait()
@@ -243,19 +243,19 @@ func TestWaitNamesWhoComesFirst(t *testing.T) {
 	})
 }
 
-// Who waits takes some of its keys and gives them back at each try, while the
-// table grows and shrinks around them.
+// Each attempt of a waiter inserts some of its keys and removes them again, while the
+// table grows and shrinks.
 func TestWaitWhileTheTableGrows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		last := ex(volumelock.GroupName, "busy")
+		last := ex(volumelock.KindGroupSnapshotName, "busy")
 		busy := mustAcquire(t, &table, stage, last)
 		var waiting sync.WaitGroup
 		const waiters = 20
 		for i := range waiters {
 			waiting.Go(func() {
 				// The first key is free at each try, the second one is not.
-				h, err := table.AcquireWait(t.Context(), time.Hour, unstage, ex(volumelock.Volume, fmt.Sprint("w", i)), last)
+				h, err := table.AcquireWait(t.Context(), time.Hour, unstage, ex(volumelock.KindVolume, fmt.Sprint("w", i)), last)
 				if err != nil {
 					t.Error(err)
 				}
@@ -266,8 +266,8 @@ func TestWaitWhileTheTableGrows(t *testing.T) {
 		for range 2 {
 			var others []volumelock.Held
 			for i := range 3000 {
-				others = append(others, mustAcquire(t, &table, publish, ex(volumelock.Volume, fmt.Sprint(i))))
-				mustAcquire(t, &table, publish, ex(volumelock.Target, "/t")).Release() // lets all try
+				others = append(others, mustAcquire(t, &table, publish, ex(volumelock.KindVolume, fmt.Sprint(i))))
+				mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/t")).Release() // lets all try
 			}
 			for _, h := range others {
 				h.Release()

@@ -84,7 +84,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		csiserver.WithMeterProvider(tell.meters),
 		csiserver.WithTracerProvider(tell.tracers),
 		csiserver.WithInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidationOptions(csispec.CSISanity()),
+		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	var backend *filePools

@@ -72,7 +72,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
 		csiserver.WithInterceptors(volumelock.Interceptor(locks,
 			volumelock.WithPolicy(lockPolicy), volumelock.WithRequestID(csiserver.RequestID))),
-		csiserver.WithValidationOptions(csispec.CSISanity()),
+		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	ops := func(unmount nodeops.UnmountPolicy) (*nodeops.Node, error) {
@@ -153,19 +153,19 @@ func lockPolicy(method string, req any) []volumelock.Request {
 	switch r := req.(type) {
 	case *csi.CreateVolumeRequest:
 		if spec, err := volumeSpec(r); err == nil {
-			add(volumelock.Volume, spec.Ref.place())
+			add(volumelock.KindVolume, spec.Ref.place())
 		}
 	case *csi.DeleteVolumeRequest:
 		if ref, err := parseVolumeID(r.GetVolumeId()); err == nil {
-			add(volumelock.Volume, ref.place())
+			add(volumelock.KindVolume, ref.place())
 		}
 	case *csi.CreateSnapshotRequest:
 		if ref, err := parseVolumeID(r.GetSourceVolumeId()); err == nil {
-			add(volumelock.Snapshot, snapshotRef{export: ref.export, Key: digest(r.GetName())}.place())
+			add(volumelock.KindSnapshot, snapshotRef{export: ref.export, Key: digest(r.GetName())}.place())
 		}
 	case *csi.DeleteSnapshotRequest:
 		if ref, err := parseSnapshotID(r.GetSnapshotId()); err == nil {
-			add(volumelock.Snapshot, ref.place())
+			add(volumelock.KindSnapshot, ref.place())
 		}
 	}
 	return keys

@@ -16,7 +16,7 @@ var capabilities = map[string]string{
 }
 
 // handRules are the messages with a rule that takes more than one field, or a
-// grammar: see csispec/hand.go.
+// grammar: see csispec/handwritten.go.
 var handRules = map[protoreflect.FullName]bool{
 	"csi.v1.CapacityRange":                                     true,
 	"csi.v1.Topology":                                          true,

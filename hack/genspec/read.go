@@ -19,7 +19,7 @@ type spec struct {
 type message struct {
 	protoreflect.MessageDescriptor
 	fields []*field
-	hand   bool // has a rule in csispec/hand.go
+	hand   bool // has a rule in csispec/handwritten.go
 	// alpha tells that it is the request of a call that is alpha.
 	alpha bool
 }
@@ -33,7 +33,7 @@ type field struct {
 type rule struct {
 	required, optional bool
 	path               bool // an absolute path
-	lenientPath        bool // which AllowRelativeVolumePath lets be relative
+	lenientPath        bool // which WithRelativeVolumePathAllowed lets be relative
 	lenientEmpty       string
 	nonNegative        bool
 	positive           bool

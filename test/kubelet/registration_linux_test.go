@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A table says for each scenario how long it took to be registered, and how long
-// the driver was missing from CSINode meanwhile.
+// A table lists for each scenario the time until the driver was registered, and how long
+// it was missing from CSINode meanwhile.
 type table struct {
 	mu   sync.Mutex
 	rows []*row
@@ -54,18 +54,17 @@ func (b *table) String() string {
 	return s.String()
 }
 
-// few runs of a scenario come one after the other, for the times they take; many come
-// at once, for the races.
+// Up to few runs of a scenario are sequential, to measure durations; more are concurrent,
+// to find races.
 const few = 3
 
 type scenario struct {
 	name string
-	runs int // one after the other, unless they are many
+	runs int // sequential, if not more than few
 	run  func(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
 }
 
-// One kubelet, and the drivers of a group on it at the same time, each of which goes
-// through one scenario. The times are the longest of all runs. They grow with the
+// One kubelet, and concurrently the drivers of a group, each in one scenario. The times are the longest of all runs. They grow with the
 // number of drivers, whose entries are in one CSINode: kubelet gives up after four
 // conflicts, and waits.
 func TestRegistration(t *testing.T) {
@@ -87,7 +86,7 @@ func TestRegistration(t *testing.T) {
 	for group, scenarios := range [][]scenario{{
 		{"first registration, from being ready", few, first},
 		{"a driver that is slow to serve", 1, slow},
-		{"a driver that is slow to say who it is", 1, slowInfo},
+		{"a driver whose NodeGetInfo is slow", 1, slowInfo},
 	}, {
 		{"restart", few, restart},
 		{"restart, registration kept", few, restartKept},
@@ -95,12 +94,12 @@ func TestRegistration(t *testing.T) {
 		{"kill -9 and restart", few, killed},
 		{"kill -9 while another one stands by", few, killedBeforeStandby},
 	}, {
-		{"stale socket of before", few, stale},
+		{"stale socket of the previous instance", few, stale},
 		{"deleted socket", few, deleted},
-		{"asked to register again", few, again},
+		{"Reregister", few, reregister},
 	}, {
-		{"refused, until a person has helped", 1, refused},
-		{"refused, because of another driver of the name", 1, sameName},
+		{"rejected, until an administrator has acted", 1, rejected},
+		{"rejected, because of another driver of the same name", 1, sameName},
 	}, {
 		{"rolling update, old before new", runs, oldBeforeNew},
 		{"rolling update, new before the old is gone", runs, newBeforeOld},
@@ -127,9 +126,9 @@ func TestRegistration(t *testing.T) {
 		until, gap := kubeletRestarts(t, k)
 		times.add("kubelet restarts, from its start", until, gap)
 	})
-	t.Run("directory made anew", func(t *testing.T) {
-		until, gap := directoryMadeAnew(t, k)
-		times.add("directory made anew, from kubelet's restart", until, gap)
+	t.Run("directory recreated", func(t *testing.T) {
+		until, gap := directoryRecreated(t, k)
+		times.add("directory recreated, from kubelet's restart", until, gap)
 	})
 	t.Logf("\n%v", times)
 }
@@ -140,7 +139,7 @@ func first(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	i.start(t)
 	await(t, "the driver to serve", func() bool {
 		s := i.Status()
-		return s.State == registration.Waiting && strings.Contains(s.Err.Error(), "not ready")
+		return s.State == registration.AwaitingDriver && strings.Contains(s.Err.Error(), "not ready")
 	})
 	ready := time.Now()
 	i.ready.Store(true)
@@ -160,18 +159,18 @@ func slow(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 		}
 	}()
 	go func() { done <- i.Serve(ctx) }()
-	i.await(t, registration.Waiting)
+	i.await(t, registration.AwaitingDriver)
 	ready := time.Now()
 	go func() { done <- i.serveCSI(ctx) }()
 	at := k.await(t, driver, 0, "node")
-	if i.Status().Asked != 1 {
-		t.Errorf("kubelet had to ask %d times", i.Status().Asked)
+	if i.Status().GetInfoCalls != 1 {
+		t.Errorf("kubelet called GetInfo %d times", i.Status().GetInfoCalls)
 	}
 	return at.Sub(ready), 0
 }
 
-// slowInfo has kubelet wait for NodeGetInfo, for which it has two minutes. The time is
-// from the answer.
+// slowInfo delays NodeGetInfo, for which kubelet waits up to two minutes. The time is
+// measured from the response.
 func slowInfo(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	i := prepare(t, k, driver, "node")
 	asked, answer := make(chan struct{}), make(chan struct{})
@@ -181,15 +180,15 @@ func slowInfo(t *testing.T, k *kubelet, driver string) (until, gap time.Duration
 	}
 	i.start(t)
 	<-asked
-	if s := i.Status(); s.State != registration.Offered {
+	if s := i.Status(); s.State != registration.AwaitingKubelet {
 		t.Errorf("status %+v", s)
 	}
 	start := time.Now()
 	close(answer)
 	at := k.await(t, driver, 0, "node")
 	i.await(t, registration.Registered)
-	if i.Status().Asked != 1 {
-		t.Errorf("kubelet had to ask %d times", i.Status().Asked)
+	if i.Status().GetInfoCalls != 1 {
+		t.Errorf("kubelet called GetInfo %d times", i.Status().GetInfoCalls)
 	}
 	return at.Sub(start), 0
 }
@@ -239,12 +238,12 @@ func killedBeforeStandby(t *testing.T, k *kubelet, driver string) (until, gap ti
 	return at.Sub(start), k.gap(driver, seen)
 }
 
-// stale is after a reboot: kubelet meets the socket of before first.
+// stale is as after a reboot: kubelet finds the stale socket first.
 func stale(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	kill := serveProcess(t, k, driver, "node")
 	k.await(t, driver, 0, "node")
 	kill()
-	// kubelet forgets the driver by a removal, and then meets the dead socket.
+	// kubelet deregisters the driver when the socket is removed, and then finds it again, stale.
 	socket := filepath.Join(k.dir, driver+"-reg.sock")
 	if err := errors.Join(os.Link(socket, filepath.Join(k.dir, "."+driver)), os.Remove(socket)); err != nil {
 		t.Fatal(err)
@@ -275,7 +274,7 @@ func deleted(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
 	return at.Sub(start), k.gap(driver, seen)
 }
 
-func again(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+func reregister(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	i := prepare(t, k, driver, "node")
 	i.limit.Store(7)
 	i.start(t)
@@ -292,9 +291,9 @@ func again(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	return p[len(p)-1].at.Sub(start), k.gap(driver, seen)
 }
 
-// refused has a label of the node contradict the driver, which kubelet says on and
-// on until a person has deleted the label.
-func refused(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
+// rejected has a label of the node contradict the driver, which kubelet rejects
+// until an administrator has deleted the label.
+func rejected(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	key := "topology." + driver
 	label := func(value string) {
 		t.Helper()
@@ -307,7 +306,7 @@ func refused(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
 	i := prepare(t, k, driver, "node")
 	i.topology.Store(&csi.Topology{Segments: map[string]string{key: "here"}})
 	i.start(t)
-	i.await(t, registration.Refused)
+	i.await(t, registration.Rejected)
 	if err := i.Check(t.Context()); !strings.Contains(err.Error(), "detected topology value collision") {
 		t.Errorf("Check: %v", err)
 	}
@@ -315,8 +314,8 @@ func refused(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
 	start := time.Now()
 	at := k.await(t, driver, 0, "node")
 	i.await(t, registration.Registered)
-	if i.Status().Offers != 1 {
-		t.Errorf("the socket was made %d times", i.Status().Offers)
+	if i.Status().SocketsCreated != 1 {
+		t.Errorf("the socket was created %d times", i.Status().SocketsCreated)
 	}
 	node, err := k.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
 	if err != nil || node.Labels[key] != "here" {
@@ -325,7 +324,7 @@ func refused(t *testing.T, k *kubelet, driver string) (until, gap time.Duration)
 	return at.Sub(start), 0
 }
 
-// sameName has a driver of the same name come by a socket of another name.
+// sameName registers a second driver of the same name with a socket of another name.
 func sameName(t *testing.T, k *kubelet, driver string) (until, gap time.Duration) {
 	old := serve(t, k, driver, "old")
 	k.await(t, driver, 0, "old")
@@ -334,12 +333,12 @@ func sameName(t *testing.T, k *kubelet, driver string) (until, gap time.Duration
 		t.Fatal(err)
 	}
 	next := serve(t, k, driver, "new", func(c *registration.Config) { c.Dir = elsewhere })
-	next.await(t, registration.Offered)
+	next.await(t, registration.AwaitingKubelet)
 	other := filepath.Join(k.dir, "other-"+driver+".sock")
 	if err := os.Link(next.Status().Socket, other); err != nil {
 		t.Fatal(err)
 	}
-	next.await(t, registration.Refused)
+	next.await(t, registration.Rejected)
 	if s := next.Status(); !strings.Contains(s.Err.Error(), "same name is already registered") {
 		t.Errorf("status %+v", s)
 	}
@@ -385,21 +384,21 @@ func kubeletRestarts(t *testing.T, k *kubelet) (until, gap time.Duration) {
 	i := serve(t, k, driver, "node")
 	k.await(t, driver, 0, "node")
 	i.await(t, registration.Registered)
-	seen, asked := len(k.changes(driver)), i.Status().Asked
+	seen, asked := len(k.changes(driver)), i.Status().GetInfoCalls
 	k.crash(t)
 	start := time.Now()
 	k.start(t)
-	await(t, "a question", func() bool { return i.Status().Asked > asked })
-	await(t, "the verdict", func() bool { s := i.Status(); return s.State == registration.Registered })
-	until = i.Status().LastAsked.Sub(start)
-	if i.Status().Offers != 1 {
-		t.Errorf("the socket was made %d times", i.Status().Offers)
+	await(t, "a call of GetInfo", func() bool { return i.Status().GetInfoCalls > asked })
+	await(t, "the registration", func() bool { s := i.Status(); return s.State == registration.Registered })
+	until = i.Status().LastGetInfo.Sub(start)
+	if i.Status().SocketsCreated != 1 {
+		t.Errorf("the socket was created %d times", i.Status().SocketsCreated)
 	}
 	return until, k.gap(driver, seen)
 }
 
-func directoryMadeAnew(t *testing.T, k *kubelet) (until, gap time.Duration) {
-	const driver = "anew.csikit.dev"
+func directoryRecreated(t *testing.T, k *kubelet) (until, gap time.Duration) {
+	const driver = "recreated.csikit.dev"
 	i := serve(t, k, driver, "node")
 	k.await(t, driver, 0, "node")
 	i.await(t, registration.Registered)
@@ -411,7 +410,7 @@ func directoryMadeAnew(t *testing.T, k *kubelet) (until, gap time.Duration) {
 	if err := os.Mkdir(k.dir, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a new socket", func() bool { s := i.Status(); return s.State == registration.Offered && s.Offers > 1 })
+	await(t, "a new socket", func() bool { s := i.Status(); return s.State == registration.AwaitingKubelet && s.SocketsCreated > 1 })
 	if s := i.Status(); !strings.Contains(s.Err.Error(), "has to be restarted") {
 		t.Errorf("status %+v", s)
 	}

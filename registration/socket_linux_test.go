@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// newAt returns a Registrar in a directory of its own that is short enough for
-// sockets, as Serve would have it.
+// newAt returns a Registrar, prepared as by Serve, in a directory whose path is short
+// enough for sockets.
 func newAt(t *testing.T) *Registrar {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "r")
@@ -29,14 +29,14 @@ func newAt(t *testing.T) *Registrar {
 	}
 	r.server = r.newServer()
 	t.Cleanup(func() {
-		if err := r.leave(); err != nil {
+		if err := r.stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	return r
 }
 
-// register asks and says yes, as kubelet does.
+// register calls GetInfo and reports success, as kubelet does.
 func register(ctx context.Context, path string) error {
 	client, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
@@ -63,19 +63,19 @@ func (l slowListener) Close() error {
 	return l.Listener.Close()
 }
 
-// However long the Registrar's own step takes, between making the socket and noting
-// that it did: what kubelet says meanwhile is not lost.
-func TestKubeletIsFaster(t *testing.T) {
+// However long the Registrar takes between creating the socket and recording that: what
+// kubelet reports meanwhile is not lost.
+func TestKubeletCallsImmediately(t *testing.T) {
 	r := newAt(t)
-	if !r.hold(t.Context(), false) {
+	if !r.reconcile(t.Context(), false) {
 		t.Fatal(r.Status())
 	}
 	before, err := os.Lstat(r.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The step waits for the end of the socket before: until kubelet has spoken about
-	// the new one, or has had no answer for a while.
+	// reconcile waits for the close of the previous socket, which is delayed until kubelet
+	// has reported on the new one, or has had no response for a while.
 	slow := *r.sock
 	slow.lis = slowListener{r.sock.lis, make(chan struct{})}
 	r.sock = &slow
@@ -92,7 +92,7 @@ func TestKubeletIsFaster(t *testing.T) {
 		defer cancel()
 		spoken <- register(ctx, r.path)
 	}()
-	if !r.hold(t.Context(), true) {
+	if !r.reconcile(t.Context(), true) {
 		t.Fatal(r.Status())
 	}
 	if err := <-spoken; err != nil {
@@ -105,9 +105,9 @@ func TestKubeletIsFaster(t *testing.T) {
 	}
 }
 
-// The dead socket goes, and another one gets the number of its inode, between the
-// question and the answer: it is not the same file.
-func TestNumberOfADeadSocket(t *testing.T) {
+// Between the probe and the replacement, the stale socket is removed and its inode number
+// is reused by another socket: that is not the same file.
+func TestReusedInodeNumber(t *testing.T) {
 	r := newAt(t)
 	live := func() *net.UnixListener {
 		t.Helper()
@@ -127,7 +127,7 @@ func TestNumberOfADeadSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.close()
-	found, err := r.inTheWay(t.Context(), d, false)
+	found, err := r.replaceable(t.Context(), d, false)
 	if err != nil || found == nil {
 		t.Fatal(found, err)
 	}
@@ -138,9 +138,9 @@ func TestNumberOfADeadSocket(t *testing.T) {
 	defer os.Remove(r.path)
 	defer other.Close()
 	if now, err := os.Lstat(r.path); err != nil || !os.SameFile(now, found) {
-		t.Skip("the file system has not used the number again")
+		t.Skip("the file system has not reused the inode number")
 	}
-	if s, err := r.put(d, found); !errors.Is(err, errChanged) {
+	if s, err := r.placeSocket(d, found); !errors.Is(err, errChanged) {
 		t.Errorf("put in place of a live socket: %v, %v", s, err)
 	}
 	if c, err := net.Dial("unix", r.path); err != nil {
@@ -160,9 +160,9 @@ func (c hookedContext) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// Drivers that start at once meet at the lock of the directory. That is no obstacle
-// to tell of, nor worth half a second.
-func TestLockOfAnotherDriver(t *testing.T) {
+// Drivers that start concurrently contend for the lock of the directory. That is not
+// reported and does not cost half a second.
+func TestDirectoryLockedByAnotherDriver(t *testing.T) {
 	r := newAt(t)
 	d, err := openDirectory(filepath.Dir(r.path))
 	if err != nil {
@@ -173,7 +173,7 @@ func TestLockOfAnotherDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !r.hold(hookedContext{t.Context(), sync.OnceFunc(unlock)}, false) {
+	if !r.reconcile(hookedContext{t.Context(), sync.OnceFunc(unlock)}, false) {
 		t.Errorf("status %+v", r.Status())
 	}
 }
