@@ -30,14 +30,14 @@ var importers = []importer{
 	{"blocking", []string{"blocking"}, `_, _, _ = new(blocking.Group).Do(ctx, "", func() (any, error) { return nil, nil })`},
 	{"loopdev", []string{"loopdev"}, `d, _ := loopdev.Attach(ctx, ""); _ = d.Detach(ctx)`},
 	{"topology", []string{"topology"}, `_, _ = topology.Choose(nil, 0, nil)`},
-	{"volumelock", []string{"volumelock"}, `opts = append(opts, grpc.ChainUnaryInterceptor(volumelock.UnaryServerInterceptor(new(volumelock.Table))))`},
+	{"volumelock", []string{"volumelock"}, `opts = append(opts, grpc.ChainUnaryInterceptor(volumelock.Interceptor(new(volumelock.Table)).Unary))`},
 	{"csispec", []string{"csispec"}, `_ = csispec.Validate(nil); _ = csispec.Redact(nil).String()`},
 	{"csiserver", []string{"csiserver"}, csiserverUse},
 	{"registration", []string{"registration"}, `r, _ := registration.New(registration.Config{}); _ = r.Serve(ctx)`},
 	{"nodeops", []string{"nodeops"}, nodeopsUse},
 	{"csiserver, volumelock, nodeops, topology", []string{"csiserver", "volumelock", "nodeops", "topology"},
 		csiserverUse + "\n" + nodeopsUse + `
-		_ = csiserver.WithUnaryInterceptors(volumelock.UnaryServerInterceptor(new(volumelock.Table)))
+		_ = csiserver.WithInterceptors(volumelock.Interceptor(new(volumelock.Table)))
 		_, _ = topology.Choose(nil, 0, nil)`},
 	{"nodeops/fastmount, with k8s.io/mount-utils", []string{"nodeops/fastmount"}, `_ = fastmount.New().Mount("", "", "", nil)`},
 	{"k8s.io/mount-utils alone, to compare", []string{"k8s.io/mount-utils"}, `_ = mount.New("").Mount("", "", "", nil)`},
@@ -45,7 +45,7 @@ var importers = []importer{
 
 const (
 	csiserverUse = `s, _ := csiserver.New(csiserver.Info{}); lis, _ := csiserver.Listen(""); _ = s.Serve(ctx, lis)`
-	nodeopsUse   = `n, _ := nodeops.New(nodeops.Config{}); _ = n.StageFilesystem(ctx, nodeops.FilesystemStage{})`
+	nodeopsUse   = `n, _ := nodeops.New(nodeops.Config{}); _ = n.StageFilesystem(ctx, nodeops.StageFilesystemRequest{})`
 )
 
 const importerMain = `package main
@@ -159,12 +159,12 @@ func (im importer) cost(t *testing.T) (modules, packages int, size int64) {
 	root, fastmount, utils := false, false, false
 	var imports strings.Builder
 	for _, path := range im.imports {
-		switch {
-		case path == "k8s.io/mount-utils":
+		switch path {
+		case "k8s.io/mount-utils":
 			utils = true
 			fmt.Fprintf(&imports, "\tmount %q\n", path)
 			continue
-		case path == "nodeops/fastmount":
+		case "nodeops/fastmount":
 			fastmount = true
 		default:
 			root = true

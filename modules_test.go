@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Whoever imports a block gets the root's requirements, and no replacement in it has
+// An importer of a block gets the root's requirements, and no replacement in it has
 // effect there: none of the nested modules may be among them.
 func TestRootRequiresNoNestedModule(t *testing.T) {
 	var mod struct {

@@ -177,7 +177,7 @@ func parseSnapshotID(id string) (snapshotRef, error) {
 func splitID(id, kind string, n int) ([]string, error) {
 	fields := strings.Split(id, separator)
 	if len(id) > maxID || fields[0] != kind || len(fields) < n || len(fields) > n+1 {
-		return nil, fmt.Errorf("%.*q is not an ID of this driver: want %s#server#/share#...", maxID, id, kind)
+		return nil, fmt.Errorf("%.*q is not an ID of this driver: its fields must be %s#server#/share and those that follow in an ID of this driver", maxID, id, kind)
 	}
 	if !nonceText.MatchString(fields[nonceField]) {
 		return nil, fmt.Errorf("%q has the nonce %q: want %d characters from A to Z and 2 to 7", id, fields[nonceField], nonceLength)
