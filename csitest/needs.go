@@ -55,6 +55,8 @@ var (
 		}
 		return !slices.ContainsFunc(r.processes, func(p *process) bool { return !p.logs() })
 	}}
+	// plainDir: nothing in the paths below csicheck's directory has a meaning in a shell.
+	plainDir = Need{"a directory whose path consists of letters, digits and any of ._- alone", "-dir", func(r *run) bool { return plainPath.MatchString(r.dir) }}
 	// kernelView: the mounts that the driver makes show in this process's table.
 	kernelView = Need{"root on the driver's node, with its mounts in sight", "-kernel", func(r *run) bool {
 		return r.cfg.Kernel && runtime.GOOS == "linux"

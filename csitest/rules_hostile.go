@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,41 +20,36 @@ import (
 var hostileRules = []Rule{
 	{
 		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
-		Title: "an ID that no driver gives is answered like any other that does not exist, or with INVALID_ARGUMENT",
-		Why: "IDs come from PersistentVolumes, which users with the right to make them fill in. An ID that is used as a path or in a command without a look " +
-			"reads and deletes what is not the driver's.",
-		Needs: needs(createVolume),
+		Title: "a volume ID is not used as a path, in a command or in a pattern: an unknown one is answered with the same code whatever it contains, or with INVALID_ARGUMENT",
+		Why: "IDs come from PersistentVolumes, which every user with the right to create them can fill in. A driver that uses an unchecked ID as a path or in a " +
+			"command reads and deletes files that are not its own. Every path sent here leads to a canary, a few files in csicheck's own directory, and every " +
+			"shell fragment creates a file there: a canary that is removed or changed is the finding.",
+		Needs: needs(createVolume, plainDir),
 		check: func(c *Case) {
 			for _, r := range rpcs {
-				m := r.request()
-				id := m.ProtoReflect().Descriptor().Fields().ByName("volume_id")
-				if id == nil || !r.promised(c) {
-					continue
-				}
-				plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
-				for _, bad := range []string{"../../../../etc/passwd", "/", ".", "a/../../b", "-rf", "$(reboot)", "x\ny", "\x00", strings.Repeat("x", 128), "\u202e", "%s%n"} {
-					req := c.filled(r.request())
-					req.ProtoReflect().Set(id, protoreflect.ValueOfString(bad))
-					a := c.invoke(r.path(), req, r.response())
-					undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
-					if !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)) {
-						a.wrong("%s, NotFound or InvalidArgument", plain)
-					}
+				if r.promised(c) && r.request().ProtoReflect().Descriptor().Fields().ByName("volume_id") != nil {
+					c.hostileIDs(r)
 				}
 			}
 		},
 	},
 	{
 		ID: "hostile.paths", Level: Should, Spec: "NodePublishVolume",
-		Title: "a path that is relative, longer than the system allows, or not a path is refused",
-		Why:   "Relative to what? The driver would mount somewhere below its own working directory.",
+		Title: "a path that is relative, contains a NUL or is longer than the system allows is refused",
+		Why:   "A relative path would lead to the driver's working directory, which the CO does not know. A repeat of the call is in vain.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *Case) {
 			v := c.volume().attach().stage()
-			for _, bad := range []string{"csicheck-relative/path", "/tmp/\x00/x", "/" + strings.Repeat("x/", 4096)} {
+			k := c.plantCanary()
+			defer k.remove()
+			for _, bad := range k.paths() {
 				req := v.publishRequest("a")
 				req.TargetPath = bad
 				a := send(c, c.Node.NodePublishVolume, req)
+				if harm := k.harm(); harm != "" {
+					c.breach(a.Call, "a refusal, and nothing created", fmt.Sprintf("NodePublishVolume %s", harm))
+					return
+				}
 				if a.is(codes.OK, codes.Internal) || uncertain(a.Err) {
 					a.wrong("InvalidArgument, or another code that says what is wrong, and that a repeat is in vain")
 				}
@@ -264,9 +260,44 @@ func (c *Case) cycle(between ...func()) (d device) {
 		v.detach()
 	}
 	v.delete()
-	_ = os.RemoveAll(filepath.Dir(v.stagingPath())) // kubelet does; nothing is mounted there now
+	// As kubelet does. Never recursively: a driver may have left the volume mounted.
+	_ = os.Remove(v.stagingPath())
+	_ = os.Remove(filepath.Dir(v.stagingPath()))
 	_ = os.Remove(filepath.Dir(v.targetPath("a")))
 	return d
+}
+
+// hostileIDs calls the RPC with every hostile ID. The first finding is reported, and the
+// other IDs are sent nevertheless, with a new canary.
+func (c *Case) hostileIDs(r rpc) {
+	k := c.plantCanary()
+	defer func() { k.remove() }()
+	plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
+	undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
+	found := false
+	report := func(call *Call, want, got string) {
+		if !found {
+			c.breach(call, want, got)
+		}
+		found = true
+	}
+	for i := range k.ids() {
+		bad := k.ids()[i]
+		req := c.filled(r.request())
+		m := req.ProtoReflect()
+		m.Set(m.Descriptor().Fields().ByName("volume_id"), protoreflect.ValueOfString(bad.id))
+		a := c.invoke(r.path(), req, r.response())
+		switch harm := k.harm(); {
+		case harm != "":
+			report(a.Call, "an ID that leads nowhere", fmt.Sprintf("volume_id %q was used %s: %s %s", bad.id, bad.takenFor, r.method, harm))
+			k.remove()
+			k = c.plantCanary()
+		case strings.Contains(a.responseText(), k.secret):
+			report(a.Call, "an ID that leads nowhere", fmt.Sprintf("volume_id %q was used %s: %s returned the content of %s", bad.id, bad.takenFor, r.method, k.file))
+		case !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)):
+			report(a.Call, fmt.Sprintf("%s, NotFound or InvalidArgument", plain), a.responseText())
+		}
+	}
 }
 
 // raw calls with bytes that no library of protobuf would send.
