@@ -164,7 +164,7 @@ var mountDefects = []defect{
 		breaks: "node.publish.no-stray-mounts", does: "it mounts for itself as well", kernel: true,
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			r, unstage := req.(*csi.NodeUnstageVolumeRequest)
-			if unstage && r.GetVolumeId() != "" {
+			if unstage && filepath.IsLocal(r.GetVolumeId()) { // hostile.ids sends paths
 				refdriver.Unbind(filepath.Join(os.TempDir(), r.GetVolumeId()))
 				os.Remove(filepath.Join(os.TempDir(), r.GetVolumeId()))
 			}
