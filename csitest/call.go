@@ -75,7 +75,7 @@ func (r *recorder) count() int {
 type conn struct {
 	to       *grpc.ClientConn
 	endpoint string
-	c        *Case
+	c        *ruleRun
 	cleanup  bool
 }
 

@@ -37,7 +37,7 @@ type canary struct {
 var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9_.][A-Za-z0-9_.-]*)+$`)
 
 // plantCanary creates a canary with names that exist nowhere else.
-func (c *Case) plantCanary() *canary {
+func (c *ruleRun) plantCanary() *canary {
 	random := func() string { return strings.ToLower(rand.Text()[:12]) }
 	k := &canary{name: random(), secret: rand.Text()}
 	k.dir = c.mkdir(filepath.Join(c.run.dir, "canary", random()))

@@ -60,7 +60,7 @@ type run struct {
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	selected := Rules(cfg.Rules...)
 	if len(selected) == 0 {
-		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(cfg.Rules, ","))
+		return nil, fmt.Errorf("csitest: no rule is selected by %s", strings.Join(cfg.Rules, ","))
 	}
 	return checkRules(ctx, target, cfg, selected)
 }
@@ -175,11 +175,11 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 		switch {
 		case r.cfg.DryRun && (n.Text == mountAccess.Text || n.Text == blockAccess.Text): // takes trying
 		case n.met(r):
-		case n.Flag == "":
+		case n.Facility == "":
 			x.Outcome, x.Reason = DoesNotApply, "the driver does not have "+n.Text
 			return x
 		case x.Outcome == "":
-			x.Outcome, x.Reason, x.Flag = NotRun, "needs "+n.Text, n.Flag
+			x.Outcome, x.Reason, x.Missing = NotRun, "needs "+n.Text, n.Facility
 		}
 	}
 	switch {
@@ -192,7 +192,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	before := r.record.count()
 	r.try(ctx, &x)
 	if rule.judge != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
-		x.Outcome, x.Reason, x.Flag = NotRun, "it judges the calls of other rules, and none made one", "-rules with others, such as controller."
+		x.Outcome, x.Reason, x.Missing = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
 	}
 	x.Calls = r.record.count() - before
 	x.Took = time.Since(x.Begin)
@@ -254,17 +254,17 @@ func (r *run) try(ctx context.Context, x *Result) {
 	}
 }
 
-func (r *run) newCase(ctx context.Context, rule Rule) *Case {
+func (r *run) newCase(ctx context.Context, rule Rule) *ruleRun {
 	r.mu.Lock()
 	r.cases++
-	c := &Case{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
+	c := &ruleRun{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
 	r.mu.Unlock()
 	c.clients(false)
 	return c
 }
 
 // clean undoes what the case left, with time of its own.
-func (r *run) clean(ctx context.Context, c *Case) {
+func (r *run) clean(ctx context.Context, c *ruleRun) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.CleanupTimeout)
 	defer cancel()
 	left := c.cleanup(ctx)

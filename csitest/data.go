@@ -17,7 +17,7 @@ import (
 // Data that volumes are given, and that is asked for again.
 
 // dataSize leaves room for what is written later.
-func (w *walk) dataSize() int64 { return min(w.Case.run.cfg.Size/8, 32*mib) }
+func (w *walk) dataSize() int64 { return min(w.ruleRun.run.cfg.Size/8, 32*mib) }
 
 // file is where a pod keeps its data: a file, or the device itself.
 func (v *volume) file(target, name string) string {
@@ -77,7 +77,7 @@ func (w *walk) checkData(v *walked, pod string) {
 }
 
 // refusesWrites tries to make a file where that must be refused.
-func (c *Case) refusesWrites(target string) {
+func (c *ruleRun) refusesWrites(target string) {
 	err := os.WriteFile(filepath.Join(target, "written"), nil, 0o600)
 	if !errors.Is(err, syscall.EROFS) {
 		c.fail("EROFS when a file is made below the target path", "%v", err)
@@ -102,7 +102,7 @@ const (
 
 // startWriter returns a writer that is well under way, behind the first data.
 func (w *walk) startWriter(v *walked) *writer {
-	x := &writer{span: w.Case.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
+	x := &writer{span: w.ruleRun.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
 	x.path = v.file(v.targetPath("a"), "log")
 	if v.isBlock() {
 		x.offset = w.dataSize()
@@ -110,12 +110,12 @@ func (w *walk) startWriter(v *walked) *writer {
 	ctx, stop := context.WithCancel(w.ctx)
 	x.stop = stop
 	go func() { x.done <- x.write(ctx, v.create()) }()
-	x.more(w.Case)
+	x.more(w.ruleRun)
 	return x
 }
 
 // more waits until some more blocks were written, or the room was full.
-func (x *writer) more(c *Case) {
+func (x *writer) more(c *ruleRun) {
 	for range atLeast {
 		select {
 		case <-x.wrote:
@@ -150,7 +150,7 @@ func (x *writer) write(ctx context.Context, create int) error {
 
 // end stops the writer, once more was written if that is asked for, and reads back
 // all that it wrote.
-func (x *writer) end(c *Case, more bool) (written int64) {
+func (x *writer) end(c *ruleRun, more bool) (written int64) {
 	if more {
 		x.more(c)
 	}

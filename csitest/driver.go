@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,7 +120,7 @@ func (r *run) exited() error {
 
 // revive starts a driver anew that died or went mute during the case, which is the
 // case's fault.
-func (r *run) revive(ctx context.Context, c *Case) {
+func (r *run) revive(ctx context.Context, c *ruleRun) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -184,14 +185,14 @@ func (r *run) bounce(ctx context.Context, processes []*process) error {
 }
 
 // restart kills the driver with -9, starts it again and waits until it is ready.
-func (c *Case) restart() {
+func (c *ruleRun) restart() {
 	if err := c.run.restart(c.ctx); err != nil {
 		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
 	}
 }
 
 // log is what the driver has logged since the run began.
-func (c *Case) log() []byte {
+func (c *ruleRun) log() []byte {
 	if len(c.run.processes) > 0 {
 		var all []byte
 		for _, p := range c.run.processes {
@@ -271,12 +272,19 @@ func (r *run) refuseForeign(ctx context.Context) error {
 	for _, e := range list.GetEntries() {
 		ids = append(ids, e.GetVolume().GetVolumeId())
 	}
-	n := len(ids)
-	if n > 5 {
-		ids = append(ids[:5], "…")
+	return &ForeignVolumesError{VolumeIDs: ids}
+}
+
+// A ForeignVolumesError is returned for a driver that has volumes already, unless
+// [Config.ForeignVolumes] is set.
+type ForeignVolumesError struct{ VolumeIDs []string }
+
+func (e *ForeignVolumesError) Error() string {
+	some := e.VolumeIDs
+	if len(some) > 5 {
+		some = append(slices.Clone(some[:5]), "…")
 	}
-	return fmt.Errorf("csitest: the driver has %d volumes already (%s): refused, lest they come to harm; "+
-		"use other storage, or say -foreign-volumes", n, strings.Join(ids, ", "))
+	return fmt.Sprintf("csitest: the driver already has %d volumes (%s), which a run could damage: use other storage", len(e.VolumeIDs), strings.Join(some, ", "))
 }
 
 // offers tells whether volumes of that kind can be made. It is tried once, and the

@@ -14,7 +14,7 @@ import (
 // What can be seen of the driver's processes from the same node.
 
 // driverProcess: the process behind the socket is on this node.
-var driverProcess = Need{"a driver on this node, behind a unix socket", "-endpoint unix:///…", func(r *run) bool { return len(r.pids()) > 0 }}
+var driverProcess = Need{"a driver on this node, behind a unix socket", FacilityLocalSocket, func(r *run) bool { return len(r.pids()) > 0 }}
 
 // sockets are the paths of the endpoints.
 func (r *run) sockets() (paths []string) {

@@ -103,7 +103,7 @@ func (l *ledger) created(call *Call, name string) bool {
 }
 
 // cleanup undoes everything within ctx, and says what it could not undo.
-func (c *Case) cleanup(ctx context.Context) (left []string) {
+func (c *ruleRun) cleanup(ctx context.Context) (left []string) {
 	c.ctx = ctx
 	c.clients(true)
 	for _, m := range c.ledger.take(c.ledger.uncertain) {
@@ -142,7 +142,7 @@ func (c *Case) cleanup(ctx context.Context) (left []string) {
 	return left
 }
 
-func (c *Case) undo(ctx context.Context, m proto.Message) error {
+func (c *ruleRun) undo(ctx context.Context, m proto.Message) error {
 	switch r := m.(type) {
 	case *csi.NodeUnpublishVolumeRequest:
 		return undo(ctx, c.Node.NodeUnpublishVolume, r)

@@ -46,7 +46,7 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 		Why:     "That is what a cluster does when a node is drained.",
 		Needs:   needs(createVolume),
 		Timeout: 24 * time.Hour,
-		check:   func(c *Case) { l.run(c, load) },
+		check:   func(c *ruleRun) { l.run(c, load) },
 	}})
 	if err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 	return l, nil
 }
 
-func (l *LoadReport) run(c *Case, load LoadConfig) {
+func (l *LoadReport) run(c *ruleRun, load LoadConfig) {
 	volumes := make([]*volume, max(load.Volumes, 1))
 	l.Up = c.spread("up", len(volumes), load, func(i int) {
 		v := c.volume()
@@ -75,7 +75,7 @@ func (l *LoadReport) run(c *Case, load LoadConfig) {
 }
 
 // spread does n things with the clients, and tells how far it is.
-func (c *Case) spread(phase string, n int, load LoadConfig, do func(i int)) time.Duration {
+func (c *ruleRun) spread(phase string, n int, load LoadConfig, do func(i int)) time.Duration {
 	begin := time.Now()
 	var next, done atomic.Int64
 	ended := make(chan struct{})

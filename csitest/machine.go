@@ -103,7 +103,7 @@ func (d device) String() string {
 }
 
 // write makes a file durable, or fails the rule.
-func (c *Case) write(path string, data []byte) {
+func (c *ruleRun) write(path string, data []byte) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err == nil {
 		_, err = f.Write(data)

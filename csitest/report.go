@@ -25,8 +25,8 @@ const (
 type Result struct {
 	Rule     Rule
 	Outcome  Outcome
-	Reason   string // why it does not apply, was not run, or is broken
-	Flag     string // of csicheck, what would run it
+	Reason   string   // why it does not apply, was not run, or is broken
+	Missing  Facility // what would run it
 	Failures []Failure
 	Begin    time.Time
 	Took     time.Duration

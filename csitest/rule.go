@@ -27,8 +27,8 @@ type Rule struct {
 	// Timeout limits one run of the rule; 0 is [DefaultTimeout].
 	Timeout time.Duration
 
-	check func(*Case)          // exactly one of the two
-	judge func(*Case, []*Call) // runs last, over the calls of all rules
+	check func(*ruleRun)          // exactly one of the two
+	judge func(*ruleRun, []*Call) // runs last, over the calls of all rules
 }
 
 // DefaultTimeout is how long a rule may take that says nothing else.

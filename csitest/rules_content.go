@@ -16,7 +16,7 @@ var contentRules = []Rule{
 		Title: "every block that was written before the snapshot is in the stream",
 		Why:   "A backup has what the stream has. A block that is missing there is zeros after the restore, and nobody is told.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block)
 			written := v.writeBlocks(0, 1, 5, 11, writtenParts-1)
 			c.covers(c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: v.snapshot().GetSnapshotId()}), written)
@@ -27,7 +27,7 @@ var contentRules = []Rule{
 		Title: "every block that was written between two snapshots is in the delta, whether it had data before or not",
 		Why:   "An incremental backup copies what the delta has. A block that is missing there keeps the data of the last backup, and nobody is told.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block)
 			v.writeBlocks(0, 1, 5)
 			base := v.snapshot().GetSnapshotId()
@@ -72,7 +72,7 @@ func (v *volume) writeBlocks(parts ...int64) (written []int64) {
 }
 
 // covers demands that every pair of [from, to) in written is among the blocks.
-func (c *Case) covers(blocks []*csi.BlockMetadata, written []int64) {
+func (c *ruleRun) covers(blocks []*csi.BlockMetadata, written []int64) {
 	blocks = slices.SortedFunc(slices.Values(blocks), func(a, b *csi.BlockMetadata) int { return cmp.Compare(a.GetByteOffset(), b.GetByteOffset()) })
 	all := extents(blocks, 0)
 	for i := 0; i < len(written); i += 2 {

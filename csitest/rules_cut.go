@@ -103,7 +103,7 @@ func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
 }
 
 // during runs f while the journals are written.
-func (c *Case) during(j *journals, f func()) {
+func (c *ruleRun) during(j *journals, f func()) {
 	stop, ready, done := new(atomic.Bool), make(chan struct{}), make(chan error, 1)
 	go func() { done <- j.write(stop, ready) }()
 	end := func() error { stop.Store(true); return <-done }
@@ -125,7 +125,7 @@ func (c *Case) during(j *journals, f func()) {
 }
 
 // inOrder demands that copies of the journals are of one moment.
-func (c *Case) inOrder(j journals) {
+func (c *ruleRun) inOrder(j journals) {
 	first, err := j[0].newest()
 	second, err2 := j[1].newest()
 	switch err = errors.Join(err, err2); {
@@ -142,7 +142,7 @@ func (c *Case) inOrder(j journals) {
 
 // notInUse ends the rule if that is the answer: who cannot make one cut of volumes that
 // are written refuses, and no CO gets a mixture.
-func (c *Case) notInUse(call *Call) {
+func (c *ruleRun) notInUse(call *Call) {
 	if call.Code() == codes.FailedPrecondition {
 		c.excuse("no copy is made of what is in use: %s", call.responseText())
 	}
@@ -155,7 +155,7 @@ var cutRules = []Rule{
 		Why: "A database can be restored from a moment, as after a power cut, and not from a mixture of moments. Records are written to two " +
 			"places by turns, each on the disk before the next, while the snapshot is taken; it must hold a beginning of them.",
 		Needs: needs(createVolume, createSnapshot, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			j := journals{{path: v.disk("a")}, {path: v.disk("a"), at: ringSize}}
 			for range 3 {
@@ -177,7 +177,7 @@ var cutRules = []Rule{
 		Why: "A database with its log on another volume cannot be restored from two moments. Records are written to two volumes by turns, " +
 			"each on the disk before the next, while the group is taken.",
 		Needs: needs(createVolume, createSnapshot, groupService, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume().up("a"), c.volume().up("a2")
 			j := journals{{path: one.disk("a")}, {path: two.disk("a2")}}
 			for range 3 {
@@ -205,7 +205,7 @@ var cutRules = []Rule{
 		Title: "a clone of a volume that is written is of one moment",
 		Why:   "A clone that is a mixture of moments holds a file system that no crash could have left. Kubernetes clones volumes that are in use.",
 		Needs: needs(createVolume, cloneVolume, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			j := journals{{path: v.disk("a")}, {path: v.disk("a"), at: ringSize}}
 			var clone *volume

@@ -25,7 +25,7 @@ var hostileRules = []Rule{
 			"command reads and deletes files that are not its own. Every path sent here leads to a canary, a few files in csicheck's own directory, and every " +
 			"shell fragment creates a file there: a canary that is removed or changed is the finding.",
 		Needs: needs(createVolume, plainDir),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.promised(c) && r.request().ProtoReflect().Descriptor().Fields().ByName("volume_id") != nil {
 					c.hostileIDs(r)
@@ -38,7 +38,7 @@ var hostileRules = []Rule{
 		Title: "a path that is relative, contains a NUL or is longer than the system allows is refused",
 		Why:   "A relative path would lead to the driver's working directory, which the CO does not know. A repeat of the call is in vain.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			k := c.plantCanary()
 			defer k.remove()
@@ -61,7 +61,7 @@ var hostileRules = []Rule{
 		Title: "a request that is far too large is answered with a proper code",
 		Why:   "One client with a mistake must not take the driver of a node down. RESOURCE_EXHAUSTED is what gRPC answers by itself.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, n := range []int{5 << 10, 1 << 20, 5 << 20} {
 				req := c.createRequest()
 				req.Parameters = map[string]string{"csicheck": strings.Repeat("x", n)}
@@ -78,7 +78,7 @@ var hostileRules = []Rule{
 		Why: "A newer CO sends it, and means something that the driver would not do. The kinds of volumes that it does not know are not confirmed by " +
 			"ValidateVolumeCapabilities, and have no capacity in GetCapacity.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			unknown := v.capability()
 			unknown.AccessMode.Mode = unknownMode
@@ -121,7 +121,7 @@ var hostileRules = []Rule{
 		Title: "a string that is no UTF-8 is refused",
 		Why:   "gRPC libraries that do not look hand the bytes on, to file names and to logs that others parse.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			raw := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), c.name()+"\xff\xfe")
 			if err := c.raw("/csi.v1.Controller/DeleteVolume", raw); err == nil {
 				c.fail("an error to a volume_id that ends in ff fe", "OK")
@@ -133,7 +133,7 @@ var hostileRules = []Rule{
 		Title: "fields that the driver does not know are ignored",
 		Why:   "A CO that speaks a newer minor version of CSI sends them, and the driver is not rebuilt for every Kubernetes.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 12345, protowire.VarintType), 1))
 			send(c, c.Controller.CreateVolume, req).ok()
@@ -144,7 +144,7 @@ var hostileRules = []Rule{
 		Title: "nothing else is made in the directory of the socket",
 		Why:   "The directory is the CO's, and sidecars watch it. What the driver keeps there is gone with the pod, or left behind on the node.",
 		Needs: needs(driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for dir, before := range c.run.besides {
 				for _, name := range besides(dir) {
 					if !slices.Contains(before, name) && filepath.Join(dir, name) != c.run.dir {
@@ -159,7 +159,7 @@ var hostileRules = []Rule{
 		Title: "volumes that come and go leave no mounts, devices and files on the node",
 		Why:   "What is left by each volume ends the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
 		Needs: needs(createVolume, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.cycle() // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for range leakCycles {
@@ -175,7 +175,7 @@ var hostileRules = []Rule{
 		Title: "volumes whose driver is killed between any two calls leave no mounts, devices and files on the node",
 		Why:   "A driver that knows only from its memory what it has mounted leaves it behind with each crash and each upgrade.",
 		Needs: needs(createVolume, nodeService, kernelView, restartable), Timeout: 5 * time.Minute,
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			kill := func() { c.restart() }
 			c.cycle(kill) // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
@@ -192,7 +192,7 @@ var hostileRules = []Rule{
 		Title: "volumes that come and go leave no descriptors, threads and processes to the driver",
 		Why:   "A driver that loses one with every volume fails after weeks, on the busiest nodes first, and its device is busy meanwhile.",
 		Needs: needs(createVolume, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.cycle()
 			if !c.run.foreign() {
 				c.excuse("the driver runs in this very process")
@@ -226,7 +226,7 @@ const (
 )
 
 // leftOnNode fails the rule if each of the volumes left something.
-func (c *Case) leftOnNode(mountsBefore, filesBefore, volumes int) {
+func (c *ruleRun) leftOnNode(mountsBefore, filesBefore, volumes int) {
 	if n := c.run.mounted() - mountsBefore; n >= volumes {
 		c.fail("as many mounts as before", "%d more after %d volumes came and went", n, volumes)
 	}
@@ -237,7 +237,7 @@ func (c *Case) leftOnNode(mountsBefore, filesBefore, volumes int) {
 
 // cycle is a volume's life, with something between the calls, and tells which device it
 // was on.
-func (c *Case) cycle(between ...func()) (d device) {
+func (c *ruleRun) cycle(between ...func()) (d device) {
 	then := func() {
 		for _, f := range between {
 			f()
@@ -269,7 +269,7 @@ func (c *Case) cycle(between ...func()) (d device) {
 
 // hostileIDs calls the RPC with every hostile ID. The first finding is reported, and the
 // other IDs are sent nevertheless, with a new canary.
-func (c *Case) hostileIDs(r rpc) {
+func (c *ruleRun) hostileIDs(r rpc) {
 	k := c.plantCanary()
 	defer func() { k.remove() }()
 	plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
@@ -301,7 +301,7 @@ func (c *Case) hostileIDs(r rpc) {
 }
 
 // raw calls with bytes that no library of protobuf would send.
-func (c *Case) raw(method string, request []byte) error {
+func (c *ruleRun) raw(method string, request []byte) error {
 	ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
 	defer cancel()
 	var resp []byte

@@ -12,7 +12,7 @@ import (
 // An attempt is one call of an RPC, and what it has made.
 type attempt func(context.Context) (call *Call, made string)
 
-func attemptOf[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {
+func attemptOf[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {
 	return func(ctx context.Context) (*Call, string) {
 		a := sendCtx(ctx, c, rpc, req)
 		if a.Err != nil || made == nil {
@@ -26,40 +26,40 @@ func attemptOf[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.C
 type mutation struct {
 	prefix, rpc string
 	needs       []Need
-	prepare     func(*Case) attempt // with new objects every time
+	prepare     func(*ruleRun) attempt // with new objects every time
 }
 
 var mutations = []mutation{
-	{"controller.create.", "CreateVolume", needs(createVolume), func(c *Case) attempt {
+	{"controller.create.", "CreateVolume", needs(createVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.CreateVolume, c.createRequest(), func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() })
 	}},
-	{"controller.delete.", "DeleteVolume", needs(createVolume), func(c *Case) attempt {
+	{"controller.delete.", "DeleteVolume", needs(createVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.DeleteVolume, c.volume().deleteRequest(), nil)
 	}},
-	{"controller.publish.", "ControllerPublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+	{"controller.publish.", "ControllerPublishVolume", needs(createVolume, attachVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerPublishVolume, c.volume().attachRequest(), nil)
 	}},
-	{"controller.unpublish.", "ControllerUnpublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+	{"controller.unpublish.", "ControllerUnpublishVolume", needs(createVolume, attachVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerUnpublishVolume, c.volume().attach().detachRequest(), nil)
 	}},
-	{"controller.expand.", "ControllerExpandVolume", needs(createVolume, expandVolume), func(c *Case) attempt {
+	{"controller.expand.", "ControllerExpandVolume", needs(createVolume, expandVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerExpandVolume, c.volume().expandRequest(2*c.run.cfg.Size), nil)
 	}},
-	{"controller.modify.", "ControllerModifyVolume", needs(createVolume, modifyVolume, mutable), func(c *Case) attempt {
+	{"controller.modify.", "ControllerModifyVolume", needs(createVolume, modifyVolume, mutable), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerModifyVolume, c.volume().modifyRequest(c.run.cfg.MutableParameters), nil)
 	}},
-	{"controller.snapshot.", "CreateSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+	{"controller.snapshot.", "CreateSnapshot", needs(createVolume, createSnapshot), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.CreateSnapshot, c.volume().snapshotRequest(), func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() })
 	}},
-	{"controller.snapshot.delete-", "DeleteSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+	{"controller.snapshot.delete-", "DeleteSnapshot", needs(createVolume, createSnapshot), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: c.volume().snapshot().GetSnapshotId()}, nil)
 	}},
-	{"group.create.", "CreateVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+	{"group.create.", "CreateVolumeGroupSnapshot", needs(createVolume, groupService), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Group.CreateVolumeGroupSnapshot, c.groupRequest(c.volume(), c.volume()), func(r *csi.CreateVolumeGroupSnapshotResponse) string {
 			return r.GetGroupSnapshot().GetGroupSnapshotId()
 		})
 	}},
-	{"group.delete.", "DeleteVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+	{"group.delete.", "DeleteVolumeGroupSnapshot", needs(createVolume, groupService), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(c.group(c.volume(), c.volume())), nil)
 	}},
 }
@@ -82,7 +82,7 @@ func (m mutation) rules() []Rule {
 			Title: m.rpc + " that was cancelled succeeds when it is repeated",
 			Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				for _, after := range interruptions {
 					try := m.prepare(c)
 					ctx, cancel := context.WithCancel(c.context())
@@ -99,7 +99,7 @@ func (m mutation) rules() []Rule {
 			Title: m.rpc + " whose deadline was over succeeds when it is repeated",
 			Why:   "Sidecars give a call 10 to 15 seconds by default and repeat it, for as long as it takes: the work has to go on, or to begin anew.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				for _, after := range interruptions {
 					try := m.prepare(c)
 					ctx, cancel := context.WithTimeout(c.context(), after)
@@ -115,7 +115,7 @@ func (m mutation) rules() []Rule {
 			Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
 				"it has to end: a repeat succeeds, and all that succeeded tell of one thing.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				try := m.prepare(c)
 				calls, made := make([]*Call, 4), make([]string, 4)
 				c.parallel(len(calls), func(i int) { calls[i], made[i] = try(c.ctx) })
@@ -134,7 +134,7 @@ func (m mutation) rules() []Rule {
 }
 
 // finish repeats a call as a CO does until its outcome is known, which must be success.
-func (c *Case) finish(try attempt) string {
+func (c *ruleRun) finish(try attempt) string {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		call, made := try(c.ctx)
 		if call.Code() == codes.OK {
@@ -157,7 +157,7 @@ var conflictRules = []Rule{
 		Title: "sixteen volumes that are asked for at once are sixteen volumes",
 		Why:   "A StatefulSet asks for them so. IDs that come from a clock or from a counter without a lock are there twice.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			ids := make([]string, 16)
 			c.parallel(len(ids), func(i int) { ids[i] = c.volume().id })
 			seen := map[string]bool{}
@@ -176,7 +176,7 @@ var conflictRules = []Rule{
 		Why: "A CO that crashed may send calls that do not go together. Whatever the order, no call fails for a reason of the driver's own, " +
 			"and the volume can be deleted in the end.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			allowed := []codes.Code{codes.OK, codes.Aborted, codes.NotFound, codes.FailedPrecondition}
 			calls := []func(){

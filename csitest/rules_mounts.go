@@ -32,7 +32,7 @@ var mountRules = []Rule{
 		Why: "The table tells for each access mode what a second publish at the same target or another one gets, with the same arguments or others: " +
 			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER; mode <= multiWriter; mode++ {
 				req := c.createRequest()
 				withMode(mode)(c, req)
@@ -61,7 +61,7 @@ var mountRules = []Rule{
 		Title: "a volume that is not staged is not published, and nothing is left at the target",
 		Why:   "After a reboot the staging path is an empty directory. A driver that binds it gives the pod the node's root disk.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			v.stagingPath()
 			a := send(c, c.Node.NodePublishVolume, v.publishRequest("a"))
@@ -79,7 +79,7 @@ var mountRules = []Rule{
 		Title: "a volume that is staged already is not staged with another access type",
 		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
 		Needs: needs(createVolume, stageVolume, mountAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			req := v.stageRequest()
 			req.VolumeCapability = blockCapability(c.run)
@@ -92,7 +92,7 @@ var mountRules = []Rule{
 		Why: "kubelet gives up after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
 			"call may still be at work. ABORTED is allowed meanwhile, but has to end.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 25 * time.Millisecond} {
 				v := c.volume().attach()
 				if c.has(stageVolume) {
@@ -124,7 +124,7 @@ var mountRules = []Rule{
 		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a repeat " +
 			"succeeds.",
 		Needs: needs(createVolume, nodeService, manyWriters),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			pods := []string{"a", "b", "c", "d"}
 			publish := make([]*csi.NodePublishVolumeRequest, len(pods))
@@ -148,7 +148,7 @@ var mountRules = []Rule{
 		Title: "NodeGetVolumeStats is NOT_FOUND for a directory at which the volume is not published",
 		Why:   "A target that lost its mount is a plain directory, and its numbers are those of the node's disk.",
 		Needs: needs(createVolume, nodeService, volumeStats),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			req := v.statsRequest("b")
 			c.mkdir(req.GetVolumePath())
@@ -161,7 +161,7 @@ var mountRules = []Rule{
 		Title: "NodeGetVolumeStats tells what the kernel tells of the file system",
 		Why:   "Alerts and evictions go by these numbers: an old copy or another disk's numbers come too late or for nothing.",
 		Needs: needs(createVolume, nodeService, volumeStats, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			for _, n := range []int64{0, c.run.cfg.Size / 4} { // an empty one, and one with data
 				c.write(filepath.Join(v.targetPath("a"), "data"), make([]byte, min(n, 64*mib)))
@@ -184,7 +184,7 @@ var mountRules = []Rule{
 		Title: "mount_flags are in effect at the target",
 		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and nobody looks whether they took effect. The rule sends noatime.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.VolumeCapabilities[0].GetMount().MountFlags = []string{flagOfMounts}
 			a := send(c, c.Controller.CreateVolume, req)
@@ -204,12 +204,12 @@ var mountRules = []Rule{
 		Title: "a volume with volume_mount_group belongs to that group, which may write",
 		Why:   "kubelet does not change the group of files for a driver with VOLUME_MOUNT_GROUP. A pod that does not run as root cannot write then.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			if err := os.Chown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
 				c.excuse("there is no other group in this user namespace")
 			}
 			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir tells of it
-			v := c.volume(func(_ *Case, r *csi.CreateVolumeRequest) {
+			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().VolumeMountGroup = strconv.Itoa(mountGroup)
 			}).up("a")
 			if gid, mode, err := owner(v.targetPath("a")); err != nil || gid != mountGroup || mode&0o020 == 0 {
@@ -222,7 +222,7 @@ var mountRules = []Rule{
 		Title: "two volumes have different data",
 		Why:   "A wrong device, or a staging path of another volume, gives one tenant the data of another.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, other := c.volume().up("a"), c.volume().up("a")
 			c.write(filepath.Join(v.targetPath("a"), "mine"), []byte(v.id))
 			if _, err := os.Stat(filepath.Join(other.targetPath("a"), "mine")); err == nil {
@@ -236,7 +236,7 @@ var mountRules = []Rule{
 		Why: "Before NodeUnstageVolume kubelet looks for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
 			"one.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			before := map[string]bool{} // such as where a driver keeps the data of all volumes
 			for _, m := range mounts("") {
@@ -257,7 +257,7 @@ var mountRules = []Rule{
 		Title: "NodeUnstageVolume does not take a published volume from its pod",
 		Why:   "A CO that lost count asks for it. The pod would write to an empty directory, and its data would be lost.",
 		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			c.write(filepath.Join(v.targetPath("a"), "data"), []byte(v.id))
 			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()) // with whatever code
@@ -273,7 +273,7 @@ var mountRules = []Rule{
 		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which nobody unmounts then. The number that the kernel gives " +
 			"every mount is compared.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			volumes := []*volume{c.volume().up("a"), c.volume().up("a")}
 			var before []uint64
 			for _, v := range volumes {
@@ -295,21 +295,21 @@ var mountRules = []Rule{
 		Why: "The user has paid for the space. FAILED_PRECONDITION says that the driver cannot grow it while it is published; it has to have grown when it is " +
 			"published the next time.",
 		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, mountAccess, kernelView),
-		check: func(c *Case) { c.growsOnNode(c.volume()) },
+		check: func(c *ruleRun) { c.growsOnNode(c.volume()) },
 	},
 	{
 		ID: "node.expand.grows-block", Level: Must, Spec: "NodeExpandVolume",
 		Title: "a raw block volume has grown after ControllerExpandVolume and NodeExpandVolume, and again is OK",
 		Why:   "The pod reads the size of its device. It must be that of the volume.",
 		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, blockAccess, kernelView),
-		check: func(c *Case) { c.growsOnNode(c.volume(block)) },
+		check: func(c *ruleRun) { c.growsOnNode(c.volume(block)) },
 	},
 	{
 		ID: "node.publish.block-readonly", Level: Must, Spec: "NodePublishVolume",
 		Title: "a raw block volume that is published readonly cannot be written",
 		Why:   "A device node can be opened for writing whatever was promised, unless the driver makes the device read-only.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block).attach().stage()
 			req := v.publishRequest("a")
 			req.Readonly = true
@@ -328,7 +328,7 @@ var mountRules = []Rule{
 		Title: "what is written to a raw block volume is there after it was taken down and brought up",
 		Why:   "A driver that formats, wipes or confuses devices shows here before it shows in production.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block).up("a")
 			data := bytesOf(v.id, mib)
 			if err := writeAt(v.targetPath("a"), data); err != nil {
@@ -349,7 +349,7 @@ var mountRules = []Rule{
 }
 
 // secondPublish fills in the row of the table for one access mode.
-func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mode) {
+func (c *ruleRun) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mode) {
 	v.up("a")
 	again := v.publishRequest("a")
 	send(c, c.Node.NodePublishVolume, again).ok()
@@ -377,7 +377,7 @@ func reads(mode csi.VolumeCapability_AccessMode_Mode) bool {
 }
 
 // cancelled sends a request and cancels it.
-func cancelled[Req, Resp any](c *Case, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
+func cancelled[Req, Resp any](c *ruleRun, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
 	ctx, cancel := context.WithCancel(c.context())
 	defer cancel()
 	timer := time.AfterFunc(after, cancel)
@@ -386,7 +386,7 @@ func cancelled[Req, Resp any](c *Case, after time.Duration, rpc func(context.Con
 }
 
 // growsOnNode expands a volume while it is published, or else the next time.
-func (c *Case) growsOnNode(v *volume) {
+func (c *ruleRun) growsOnNode(v *volume) {
 	want := 2 * max(c.run.cfg.Size, v.created.GetCapacityBytes())
 	v.up("a")
 	before, err := v.sizeAt(v.targetPath("a"))

@@ -12,7 +12,7 @@ var rangeRules = []Rule{
 		Title: "a volume is made without capacity_range",
 		Why:   "The field is optional; the plugin chooses the size.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.CapacityRange = nil
 			send(c, c.Controller.CreateVolume, req).ok()
@@ -23,7 +23,7 @@ var rangeRules = []Rule{
 		Title: "a limit below what the driver can make is OUT_OF_RANGE",
 		Why:   "OUT_OF_RANGE tells the CO that the size has to change. A larger volume breaks the limit, and any other code is repeated.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: 1}
 			a := send(c, c.Controller.CreateVolume, req)
@@ -39,7 +39,7 @@ var rangeRules = []Rule{
 		Why: "OUT_OF_RANGE tells the user that the claim is wrong, RESOURCE_EXHAUSTED that there is no room now. INTERNAL, as after an " +
 			"overflow, tells nobody anything.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, size := range []int64{1 << 62, 1<<63 - 1} { // rounding up must not overflow
 				req := c.createRequest()
 				req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
@@ -56,7 +56,7 @@ var rangeRules = []Rule{
 		Title: "a name that is taken by a volume whose size suits is OK",
 		Why:   "Idempotency is by what was asked for: the volume that is there is compatible with the range.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			size := v.created.GetCapacityBytes()
 			if size == 0 {
@@ -76,7 +76,7 @@ var rangeRules = []Rule{
 		Title: "a name that is taken by a volume above limit_bytes is ALREADY_EXISTS",
 		Why:   "OK would give the CO a volume that is larger than it may be.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
 				c.excuse("CreateVolume does not tell capacity_bytes")
@@ -91,7 +91,7 @@ var rangeRules = []Rule{
 		Title: "a volume grows to required_bytes at least and limit_bytes at most",
 		Why:   "limit_bytes is a quota. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, size := c.volume(), 2*c.run.cfg.Size
 			for _, r := range []*csi.CapacityRange{{RequiredBytes: size, LimitBytes: size}, {RequiredBytes: size + 1, LimitBytes: size + 2}} {
 				req := v.expandRequest(0)
@@ -109,7 +109,7 @@ var rangeRules = []Rule{
 		Title: "a limit below the volume's size is OUT_OF_RANGE",
 		Why:   "The volume is larger than its limit and must not shrink. OK would say that it is within.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
 				c.excuse("CreateVolume does not tell capacity_bytes")
@@ -124,7 +124,7 @@ var rangeRules = []Rule{
 		Title: "a size beyond all storage is OUT_OF_RANGE, and the volume stays as it is",
 		Why:   "external-resizer takes OUT_OF_RANGE for infeasible and lets the user ask for less.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for _, size := range []int64{1 << 62, 1<<63 - 1} {
 				a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(size))
@@ -143,7 +143,7 @@ var rangeRules = []Rule{
 		Title: "a late repeat of an earlier, smaller expansion leaves the volume as large as it is",
 		Why:   "Calls that timed out may arrive after those that came later. The answer tells the size that the volume has.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			first, second := v.expandRequest(2*c.run.cfg.Size), v.expandRequest(3*c.run.cfg.Size)
 			step(c, c.Controller.ControllerExpandVolume, first)

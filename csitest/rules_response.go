@@ -49,8 +49,8 @@ func response(rule, title, why string) Rule {
 	}
 }
 
-func judgeResponse(rule, want string) func(*Case, []*Call) {
-	return eachCall(func(c *Case, call *Call) {
+func judgeResponse(rule, want string) func(*ruleRun, []*Call) {
+	return eachCall(func(c *ruleRun, call *Call) {
 		for _, v := range call.Invalid {
 			if v.Rule == rule {
 				c.breach(call, want, v.Field+" "+v.Text)
@@ -64,7 +64,7 @@ func judgeResponse(rule, want string) func(*Case, []*Call) {
 func history(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "Volume", Title: title, Why: why,
-		judge: func(c *Case, calls []*Call) {
+		judge: func(c *ruleRun, calls []*Call) {
 			calls = slices.Clone(calls)
 			slices.SortStableFunc(calls, func(a, b *Call) int { return cmp.Compare(a.End().UnixNano(), b.End().UnixNano()) })
 			of := objects(calls)

@@ -27,7 +27,7 @@ var secretRules = []Rule{
 		Why: "Logs go where secrets must not: to files, collectors, support cases. Tokens come in volume_context, which no field option marks " +
 			"(CVE-2023-2878, CVE-2024-3744).",
 		Needs: needs(createVolume, driverLog),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
 			c.tellSecrets()
 			for line := range bytes.Lines(c.log()) {
@@ -42,7 +42,7 @@ var secretRules = []Rule{
 		Title: "a secret of a request is not in the message of its error",
 		Why:   "COs show messages to users, and keep them in events that many may read.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
 			c.tellSecrets()
 			for _, call := range c.run.record.all() {
@@ -58,7 +58,7 @@ var secretRules = []Rule{
 		Title: "secrets are not in the arguments of the programs that the driver runs",
 		Why:   "Everybody on the node reads them in /proc, ps and audit logs. mount(8), cryptsetup and their kin take secrets from a file descriptor.",
 		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
 			stop, found := make(chan struct{}), make(chan string, 1)
 			go func() { found <- c.run.watchArguments(planted, stop) }()
@@ -77,7 +77,7 @@ var secretRules = []Rule{
 		Why: "Files outlive the pod, are backed up and read by others. Looked into are the directories of kubelet and of the socket, and files that the driver has open " +
 			"for writing.",
 		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
 			c.tellSecrets()
 			for _, path := range c.run.written() {
@@ -92,14 +92,14 @@ var secretRules = []Rule{
 func masked(text, secret string) string { return strings.ReplaceAll(text, secret, "<THE SECRET>") }
 
 // plant makes a secret, which goes into every request from now on.
-func (c *Case) plant() string {
+func (c *ruleRun) plant() string {
 	c.planted = "planted-" + rand.Text()
 	return c.planted
 }
 
 // withSecrets is the request with the run's secrets, unless it has its own, and the planted
 // one. What the rule has is not changed: it may be sending the same at the same time.
-func (c *Case) withSecrets(req any) any {
+func (c *ruleRun) withSecrets(req any) any {
 	m, ok := req.(proto.Message)
 	if !ok || len(c.run.cfg.Secrets) == 0 && c.planted == "" {
 		return req
@@ -125,7 +125,7 @@ func (c *Case) withSecrets(req any) any {
 
 // tellSecrets makes every call that has a field for secrets: once in the life of a
 // volume, whose last part is left to the cleaning up, and once for what does not exist.
-func (c *Case) tellSecrets() {
+func (c *ruleRun) tellSecrets() {
 	v := c.volume()
 	send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest())
 	if c.has(createSnapshot) {
@@ -150,7 +150,7 @@ func (c *Case) tellSecrets() {
 	send(c, c.Controller.CreateVolume, &csi.CreateVolumeRequest{Name: c.name()}) // what filled asks for is made
 }
 
-func (c *Case) tellOfSnapshots(v *volume) {
+func (c *ruleRun) tellOfSnapshots(v *volume) {
 	id := v.snapshot().GetSnapshotId()
 	if c.has(listSnapshots) {
 		send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{SnapshotId: id})
@@ -168,7 +168,7 @@ func (c *Case) tellOfSnapshots(v *volume) {
 }
 
 // tellNode publishes a volume that is staged, with a pod's tokens, and expands it.
-func (c *Case) tellNode(v *volume) {
+func (c *ruleRun) tellNode(v *volume) {
 	req := v.publishRequest("a")
 	req.VolumeContext = maps.Clone(req.GetVolumeContext())
 	if req.VolumeContext == nil {

@@ -85,7 +85,7 @@ func (s sidecar) text() string {
 	return strings.Join(all, ", then ")
 }
 
-func (s sidecar) check(c *Case) {
+func (s sidecar) check(c *ruleRun) {
 	for range 2 {
 		if call, _ := s.start(c); call == nil {
 			return
@@ -97,7 +97,7 @@ func (s sidecar) check(c *Case) {
 }
 
 // start asks all questions, and gives the call that was not answered as it should be.
-func (s sidecar) start(c *Case) (bad *Call, limit time.Duration) {
+func (s sidecar) start(c *ruleRun) (bad *Call, limit time.Duration) {
 	endpoint := c.run.target.Endpoint
 	if !s.node && c.run.target.ControllerEndpoint != "" {
 		endpoint = c.run.target.ControllerEndpoint
@@ -120,7 +120,7 @@ func (s sidecar) start(c *Case) (bad *Call, limit time.Duration) {
 }
 
 // dial makes a connection under a name, and waits until it is there.
-func (c *Case) dial(endpoint, name string) *grpc.ClientConn {
+func (c *ruleRun) dial(endpoint, name string) *grpc.ClientConn {
 	cc, err := dial(endpoint, grpc.WithUserAgent("csicheck as "+name))
 	if err != nil {
 		c.fail("a connection", "%v", err)
@@ -139,7 +139,7 @@ func (c *Case) dial(endpoint, name string) *grpc.ClientConn {
 
 // ask makes one call, and tells whether the sidecar goes on. Probe is made again while it
 // says that the driver is not ready; an error ends a sidecar.
-func (c *Case) ask(ctx context.Context, to *conn, method string) (call *Call, good bool) {
+func (c *ruleRun) ask(ctx context.Context, to *conn, method string) (call *Call, good bool) {
 	service, name, _ := strings.Cut(method, "/")
 	for {
 		ctx, call := withCall(ctx)

@@ -23,7 +23,7 @@ var multiNodeModes = []csi.VolumeCapability_AccessMode_Mode{
 // tryMode makes a volume of that access mode, or nil if the driver does not take it. A
 // file system that several nodes share is not what every driver has: raw block is
 // tried as well.
-func (c *Case) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
+func (c *ruleRun) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
 	for _, kind := range []volumeOption{nil, block} {
 		req := c.createRequest()
 		if kind != nil {
@@ -45,7 +45,7 @@ var takenRules = []Rule{
 		Title: "a taken name with parameters that the driver refuses is not OK",
 		Why:   "OK would let the CO believe that the volume has what the parameters ask for.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			bad := c.refusedParameters()
 			v := c.volume()
 			req := proto.CloneOf(v.made)
@@ -58,7 +58,7 @@ var takenRules = []Rule{
 		Title: "a name that is taken by a volume from a source is ALREADY_EXISTS without that source",
 		Why:   "OK would give the CO a volume with data in place of an empty one.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(from(snapshotSource(c.volume().snapshot().GetSnapshotId())))
 			req := proto.CloneOf(v.made)
 			req.VolumeContentSource = nil
@@ -70,7 +70,7 @@ var takenRules = []Rule{
 		Title: "a name that is taken by a volume from another snapshot is ALREADY_EXISTS",
 		Why:   "OK would give the CO the data of another moment.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			src := c.volume()
 			v := c.volume(from(snapshotSource(src.snapshot().GetSnapshotId())))
 			req := proto.CloneOf(v.made)
@@ -83,7 +83,7 @@ var takenRules = []Rule{
 		Title: "a taken name with an access mode that the volume does not have is not OK",
 		Why:   "OK would let the CO publish the volume in a way for which it was not made. Whether it has the mode is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER))
 			for _, mode := range multiNodeModes {
 				ask := v.validateRequest()
@@ -104,7 +104,7 @@ var takenRules = []Rule{
 		Title: "the name of a deleted volume can be used again, also for another size",
 		Why:   "A name that stays taken is an error that nobody can mend.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			req := proto.CloneOf(v.made)
@@ -120,7 +120,7 @@ var takenRules = []Rule{
 		Title: "two names are two volumes, and the deletion of one leaves the other",
 		Why:   "The name is what makes two requests one.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
 			if one.id == two.id {
 				c.fail("two IDs for two names", "%s for both", one.id)
@@ -134,7 +134,7 @@ var takenRules = []Rule{
 		Title: "a late repeat of DeleteVolume does not delete the volume that has the name now",
 		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			old := c.volume()
 			old.delete()
 			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume())
@@ -147,7 +147,7 @@ var takenRules = []Rule{
 		Title: "a late repeat of CreateVolume after DeleteVolume makes a volume, or fails; it does not give the deleted one",
 		Why:   "OK with the ID of a volume that is gone gives the CO a volume that cannot be used.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			a := send(c, c.Controller.CreateVolume, v.made)
@@ -163,7 +163,7 @@ var takenRules = []Rule{
 		Title: "a late repeat of ControllerUnpublishVolume does not unpublish the volume that has the name now",
 		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			old := c.volume().attach().detach()
 			old.delete()
 			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume()).attach()
@@ -176,7 +176,7 @@ var takenRules = []Rule{
 		Title: "ControllerUnpublishVolume from another node leaves the volume published where it is",
 		Why:   "After a move the call for the old node may come late. The pod on the new one would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			req := v.detachRequest()
 			req.NodeId = c.run.target.SecondNode
@@ -190,7 +190,7 @@ var takenRules = []Rule{
 		Why: "Nodes vanish with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
 			"driver that cannot tell that the volume is safe.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().detachRequest()
 			req.NodeId = c.name()
 			send(c, c.Controller.ControllerUnpublishVolume, req).ok()
@@ -201,7 +201,7 @@ var takenRules = []Rule{
 		Title: "a volume that is published to the node with another access mode is ALREADY_EXISTS",
 		Why:   "OK would let the CO believe that the volume is now published as it asked.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
 			req := v.attachRequest()
 			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
@@ -213,7 +213,7 @@ var takenRules = []Rule{
 		Title: "a volume is not published with an access type that it does not have",
 		Why:   "The node would format, or mount, what a database writes raw. Whether the volume has the type is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume, attachVolume, mountAccess, blockAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			ask := v.validateRequest()
 			ask.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
@@ -230,7 +230,7 @@ var takenRules = []Rule{
 		Title: "a volume_context that is not the volume's is refused",
 		Why:   "It must match what CreateVolume gave. One that does not belongs to another volume, and whoever sends it means that one.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
 			if len(req.GetVolumeContext()) == 0 {
 				c.excuse("CreateVolume gives no volume_context")
@@ -246,7 +246,7 @@ var takenRules = []Rule{
 		Title: "every access mode of one node keeps a second node away: FAILED_PRECONDITION",
 		Why:   "Two nodes that mount one file system destroy it. A reader that does not see what the writer caches reads rubbish.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, mode := range singleNodeModes {
 				if v := c.tryMode(mode); v != nil {
 					req := v.attach().attachRequest()
@@ -261,7 +261,7 @@ var takenRules = []Rule{
 		Title: "a volume of an access mode for several nodes is published to two",
 		Why:   "The mode was accepted by CreateVolume; the second pod waits for it.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			tried := false
 			for _, mode := range multiNodeModes {
 				v := c.tryMode(mode)
@@ -285,7 +285,7 @@ var takenRules = []Rule{
 		Title: "the error for a second node names the node that has the volume",
 		Why:   "The message is an event of the pod that waits. Its owner wants to know for which node.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
 			req := v.attachRequest()
 			req.NodeId = c.run.target.SecondNode
@@ -300,7 +300,7 @@ var takenRules = []Rule{
 		Title: "a node that has max_volumes_per_node volumes gets no other: RESOURCE_EXHAUSTED",
 		Why:   "RESOURCE_EXHAUSTED makes the scheduler look for another node. Another code is repeated on a node that is full.",
 		Needs: needs(createVolume, attachVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			const most = 32 // more would take too long
 			limit := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{}).ok().GetMaxVolumesPerNode()
 			if limit <= 0 || limit > most {
@@ -320,7 +320,7 @@ var takenRules = []Rule{
 		Title: "a volume_context that is not the volume's is not confirmed",
 		Why:   "The CO asks before it publishes a volume that somebody has described by hand. A wrong description shows here or nowhere.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			if len(req.GetVolumeContext()) == 0 {
 				c.excuse("CreateVolume gives no volume_context")
@@ -340,7 +340,7 @@ var takenRules = []Rule{
 		Title: "parameters that CreateVolume refuses are not confirmed",
 		Why:   "No volume has them. The CO takes what is confirmed for what it gets.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			bad := c.refusedParameters()
 			req := c.volume().validateRequest()
 			req.Parameters = bad
@@ -356,7 +356,7 @@ var takenRules = []Rule{
 		Title: "what confirmed tells of context and parameters is what was asked",
 		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			got := a.ok().GetConfirmed()

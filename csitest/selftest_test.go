@@ -158,8 +158,8 @@ func TestJudgesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range report.Results {
-		if x.Outcome != NotRun || x.Flag == "" {
-			t.Errorf("%s: %s, flag %q", x.Rule.ID, x.Outcome, x.Flag)
+		if x.Outcome != NotRun || x.Missing != FacilityOtherRules {
+			t.Errorf("%s: %s, missing %q", x.Rule.ID, x.Outcome, x.Missing)
 		}
 	}
 }

@@ -103,7 +103,7 @@ type tortured struct {
 	devices map[device]bool // that volumes were on
 }
 
-func (t *tortured) run(c *Case) {
+func (t *tortured) run(c *ruleRun) {
 	t.prepare(c)
 	killed := make(chan any, 1)
 	go func() {
@@ -128,7 +128,7 @@ func (t *tortured) run(c *Case) {
 }
 
 // prepare finds out what cannot be found out under kills.
-func (t *tortured) prepare(c *Case) {
+func (t *tortured) prepare(c *ruleRun) {
 	c.has(mountAccess)
 	c.has(blockAccess)
 	if c.has(listVolumes) {
@@ -153,7 +153,7 @@ func (t *tortured) prepare(c *Case) {
 }
 
 // each lets all workers do something, and ends all of it when one fails.
-func (t *tortured) each(c *Case, do func(*worker)) {
+func (t *tortured) each(c *ruleRun, do func(*worker)) {
 	c.parallel(len(t.workers), func(i int) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -177,7 +177,7 @@ const auditEvery = 25 // kills
 
 // kill kills the driver again and again, lets all be compared, and tells how far
 // everything is.
-func (t *tortured) kill(c *Case) {
+func (t *tortured) kill(c *ruleRun) {
 	random := rand.New(rand.NewPCG(t.Seed, 0))
 	last := time.Now()
 	for {
@@ -201,13 +201,13 @@ func (t *tortured) kill(c *Case) {
 	}
 }
 
-func (t *tortured) ended(c *Case) bool {
+func (t *tortured) ended(c *ruleRun) bool {
 	return t.over.Load() || c.ctx.Err() != nil || time.Now().After(t.until) || t.Kills > 0 && int(t.kills.Load()) >= t.Kills
 }
 
 // strike kills the driver, or one of its processes, and starts it again; at times also
 // while it starts.
-func (t *tortured) strike(c *Case, random *rand.Rand) {
+func (t *tortured) strike(c *ruleRun, random *rand.Rand) {
 	t.calm.Lock()
 	defer t.calm.Unlock()
 	victims := c.run.processes
@@ -233,7 +233,7 @@ func (t *tortured) strike(c *Case, random *rand.Rand) {
 	}
 }
 
-func (t *tortured) tell(c *Case) {
+func (t *tortured) tell(c *ruleRun) {
 	if t.Progress != nil {
 		t.Progress(TortureProgress{
 			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(), Interrupted: int(t.interrupted.Load()),
@@ -243,7 +243,7 @@ func (t *tortured) tell(c *Case) {
 }
 
 // audit compares the lists with what must be there, while no worker does anything.
-func (t *tortured) audit(c *Case, random *rand.Rand) {
+func (t *tortured) audit(c *ruleRun, random *rand.Rand) {
 	t.still.Lock()
 	defer t.still.Unlock()
 	if t.failed.Load() {
@@ -266,7 +266,7 @@ func (t *tortured) audit(c *Case, random *rand.Rand) {
 	}
 }
 
-func (t *tortured) auditVolumes(c *Case, page int32) {
+func (t *tortured) auditVolumes(c *ruleRun, page int32) {
 	seen := map[string]*csi.ListVolumesResponse_Entry{}
 	for _, e := range c.list(page) {
 		if seen[e.GetVolume().GetVolumeId()] != nil {
@@ -296,7 +296,7 @@ func (t *tortured) auditVolumes(c *Case, page int32) {
 	}
 }
 
-func (t *tortured) auditSnapshots(c *Case, page int32) {
+func (t *tortured) auditSnapshots(c *ruleRun, page int32) {
 	seen := map[string]*csi.Snapshot{}
 	for _, s := range c.listSnapshots(&csi.ListSnapshotsRequest{MaxEntries: page}) {
 		if seen[s.GetSnapshotId()] != nil {
@@ -326,7 +326,7 @@ func (t *tortured) auditSnapshots(c *Case, page int32) {
 
 // reckon is the end: everything is compared once more, read, and deleted, and nothing
 // may be left.
-func (t *tortured) reckon(c *Case) {
+func (t *tortured) reckon(c *ruleRun) {
 	t.over.Store(false)
 	random := rand.New(rand.NewPCG(t.Seed, 1<<32))
 	again := func() {
@@ -347,7 +347,7 @@ func (t *tortured) reckon(c *Case) {
 	}
 }
 
-func (t *tortured) nothingLeft(c *Case, busy inventory) {
+func (t *tortured) nothingLeft(c *ruleRun, busy inventory) {
 	for _, left := range mounts(c.run.dir) {
 		c.error("no mount", "%s", left.point)
 	}

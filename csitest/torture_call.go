@@ -92,7 +92,7 @@ func made(resp any) string {
 }
 
 // history is what the last calls about an ID, or a name, came to.
-func (c *Case) history(id string) string {
+func (c *ruleRun) history(id string) string {
 	const most = 16
 	var lines []string
 	for _, call := range c.run.record.all() {

@@ -172,7 +172,7 @@ func (v *subject) readSlots(target string) (got content, err error) {
 
 // soon does what the kernel may block, and fails if that takes too long: the file system
 // may have been left frozen, or its device taken away.
-func (c *Case) soon(what string, do func() error) {
+func (c *ruleRun) soon(what string, do func() error) {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	select {

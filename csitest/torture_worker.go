@@ -24,7 +24,7 @@ const (
 // seed and from the driver's answers, and from no other worker.
 type worker struct {
 	*tortured
-	c        *Case
+	c        *ruleRun
 	n        int
 	random   *rand.Rand
 	attached int  // volumes that it may have attached at once
@@ -37,7 +37,7 @@ type worker struct {
 	gone      []string // IDs of volumes that were deleted
 }
 
-func newWorker(t *tortured, c *Case, n, attached int) *worker {
+func newWorker(t *tortured, c *ruleRun, n, attached int) *worker {
 	return &worker{tortured: t, c: c, n: n, random: rand.New(rand.NewPCG(t.Seed, uint64(n)+1)), attached: attached}
 }
 

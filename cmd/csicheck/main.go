@@ -69,6 +69,12 @@ type options struct {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
+	defer func() {
+		var foreign *csitest.ForeignVolumesError
+		if errors.As(err, &foreign) {
+			err = fmt.Errorf("%w, or give -foreign-volumes", err)
+		}
+	}()
 	var o options
 	fs := flag.NewFlagSet("csicheck", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are printed once, by main
@@ -83,6 +89,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	}
 	if o.rules != "" {
 		o.cfg.Rules = strings.Split(o.rules, ",")
+		if len(csitest.Rules(o.cfg.Rules...)) == 0 {
+			return false, fmt.Errorf("-rules %s selects no rule; csicheck -list prints them", o.rules)
+		}
 	}
 	rest := fs.Args()
 	switch {

@@ -124,8 +124,8 @@ func printNotRun(w io.Writer, r *csitest.Report) {
 	ids := map[string][]string{}
 	for _, x := range r.With(csitest.NotRun) {
 		reason := x.Reason
-		if x.Flag != "" {
-			reason += "; give " + x.Flag
+		if f := flags[x.Missing]; f != "" {
+			reason += "; give " + f
 		}
 		if ids[reason] == nil {
 			reasons = append(reasons, reason)
@@ -182,7 +182,7 @@ func writeJSON(path string, r *csitest.Report) error {
 	for _, x := range r.Results {
 		j := jsonRule{
 			ID: x.Rule.ID, Level: string(x.Rule.Level), Spec: x.Rule.Spec, Title: x.Rule.Title, Outcome: string(x.Outcome),
-			Reason: x.Reason, Flag: x.Flag, Seconds: x.Took.Seconds(), Calls: x.Calls,
+			Reason: x.Reason, Flag: flags[x.Missing], Seconds: x.Took.Seconds(), Calls: x.Calls,
 		}
 		for _, f := range x.Failures {
 			j.Failures = append(j.Failures, jsonFailure{Got: f.Got, Want: f.Want, Reproduce: f.Reproduce, Text: f.String()})

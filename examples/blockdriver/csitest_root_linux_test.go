@@ -47,7 +47,7 @@ func TestRules(t *testing.T) {
 				t.Errorf("left behind: %s", left)
 			}
 			for _, x := range report.With(csitest.NotRun) {
-				if split || x.Flag != "-controller-endpoint" {
+				if split || x.Missing != csitest.FacilityControllerEndpoint {
 					t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 				}
 			}

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Case is one run of a rule: the driver's services, and what a rule does with
+// A ruleRun is one run of a rule: the driver's services, and what a rule does with
 // them.
-type Case struct {
+type ruleRun struct {
 	Identity   csi.IdentityClient // of the endpoint
 	Controller csi.ControllerClient
 	Group      csi.GroupControllerClient
@@ -54,7 +54,7 @@ type Failure struct {
 type stop struct{ excuse string }
 
 // clients gives the services through connections that record for c.
-func (c *Case) clients(cleanup bool) {
+func (c *ruleRun) clients(cleanup bool) {
 	node := &conn{to: c.run.node, endpoint: c.run.target.Endpoint, c: c, cleanup: cleanup}
 	controller := node
 	if c.run.controller != c.run.node {
@@ -66,28 +66,32 @@ func (c *Case) clients(cleanup bool) {
 }
 
 // context ends when the rule's time is over or the run is interrupted.
-func (c *Case) context() context.Context { return c.ctx }
+func (c *ruleRun) context() context.Context { return c.ctx }
 
 // fail ends the rule: it is broken, for a reason that no single call shows.
-func (c *Case) fail(want, got string, args ...any) {
+func (c *ruleRun) fail(want, got string, args ...any) {
 	c.error(want, got, args...)
 	panic(stop{})
 }
 
 // error is fail that goes on.
-func (c *Case) error(want, got string, args ...any) { c.breach(nil, want, fmt.Sprintf(got, args...)) }
+func (c *ruleRun) error(want, got string, args ...any) {
+	c.breach(nil, want, fmt.Sprintf(got, args...))
+}
 
 // excuse ends the rule: the driver need not offer what the rule is about.
-func (c *Case) excuse(format string, args ...any) { panic(stop{excuse: fmt.Sprintf(format, args...)}) }
+func (c *ruleRun) excuse(format string, args ...any) {
+	panic(stop{excuse: fmt.Sprintf(format, args...)})
+}
 
-func (c *Case) breach(call *Call, want, got string) {
+func (c *ruleRun) breach(call *Call, want, got string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failures = append(c.failures, Failure{Call: call, Want: want, Got: got, Reproduce: c.reproduce(call)})
 }
 
 // reproduce is the call itself if nothing had to come before it.
-func (c *Case) reproduce(call *Call) string {
+func (c *ruleRun) reproduce(call *Call) string {
 	ids := c.rule.ID
 	if call != nil && call.Rule != c.rule.ID && call.Rule != "" { // of a judge
 		ids = call.Rule + "," + ids
@@ -107,18 +111,18 @@ func (c *Call) needsMore() bool {
 // An answer is what an RPC came to.
 type answer[Resp any] struct {
 	*Call
-	c    *Case
+	c    *ruleRun
 	Resp *Resp
 	Err  error
 }
 
 // send calls an RPC: send(c, c.Node.NodeStageVolume, req).
-func send[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
+func send[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
 	return sendCtx(c.ctx, c, rpc, req)
 }
 
 // sendCtx is send with a context of the rule's own, such as one to be cancelled.
-func sendCtx[Req, Resp any](ctx context.Context, c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
+func sendCtx[Req, Resp any](ctx context.Context, c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
 	ctx, call := withCall(ctx)
 	resp, err := rpc(ctx, req)
 	return answer[Resp]{Call: *call, c: c, Resp: resp, Err: err}
@@ -155,7 +159,7 @@ func wantText(want []codes.Code) string {
 }
 
 // invoke calls an RPC by its full name.
-func (c *Case) invoke(method string, req, resp proto.Message) answer[proto.Message] {
+func (c *ruleRun) invoke(method string, req, resp proto.Message) answer[proto.Message] {
 	to, endpoint := c.run.controller, c.run.target.ControllerEndpoint
 	if strings.HasPrefix(method, "/csi.v1.Node/") || c.run.controller == c.run.node {
 		to, endpoint = c.run.node, c.run.target.Endpoint
@@ -166,7 +170,7 @@ func (c *Case) invoke(method string, req, resp proto.Message) answer[proto.Messa
 }
 
 // name is a new one, with the run's prefix.
-func (c *Case) name() string {
+func (c *ruleRun) name() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.names++
@@ -174,11 +178,11 @@ func (c *Case) name() string {
 }
 
 // has tells whether a need is met, for a rule that does more for drivers that can.
-func (c *Case) has(n Need) bool { return n.met(c.run) }
+func (c *ruleRun) has(n Need) bool { return n.met(c.run) }
 
 // parallel runs f n times at once and waits. A failure in one of them ends the
 // rule when all have ended.
-func (c *Case) parallel(n int, f func(i int)) {
+func (c *ruleRun) parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	panics := make([]any, n)
 	for i := range n {
