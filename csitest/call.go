@@ -146,14 +146,14 @@ type stream struct {
 	method string
 	ctx    context.Context
 	call   *Call
-	judge  *csispec.MetadataStream
+	order  *csispec.MetadataStream
 }
 
 func (s *stream) SendMsg(m any) error {
 	m = s.n.c.withSecrets(m)
 	s.call = s.n.begin(s.ctx, s.method, m)
 	if req, ok := m.(csispec.MetadataRequest); ok {
-		s.judge = csispec.NewMetadataStream(req)
+		s.order = csispec.NewMetadataStream(req)
 	}
 	return s.ClientStream.SendMsg(m)
 }
@@ -170,8 +170,8 @@ func (s *stream) RecvMsg(m any) error {
 			s.call.Messages = append(s.call.Messages, proto.Clone(msg))
 			s.call.Invalid = append(s.call.Invalid, s.n.c.run.validate(msg)...)
 		}
-		if resp, ok := m.(csispec.MetadataResponse); ok && s.judge != nil {
-			s.call.Invalid = append(s.call.Invalid, violations(s.judge.Next(resp))...)
+		if resp, ok := m.(csispec.MetadataResponse); ok && s.order != nil {
+			s.call.Invalid = append(s.call.Invalid, violations(s.order.Next(resp))...)
 		}
 	}
 	return err

@@ -191,7 +191,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	}
 	before := r.record.count()
 	r.try(ctx, &x)
-	if rule.judge != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
+	if rule.checkCalls != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
 		x.Outcome, x.Reason, x.Missing = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
 	}
 	x.Calls = r.record.count() - before
@@ -218,8 +218,8 @@ func (r *run) try(ctx context.Context, x *Result) {
 				broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
 			}
 		}()
-		if x.Rule.judge != nil {
-			x.Rule.judge(c, r.record.all())
+		if x.Rule.checkCalls != nil {
+			x.Rule.checkCalls(c, r.record.all())
 			return
 		}
 		x.Rule.check(c)

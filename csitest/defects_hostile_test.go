@@ -182,7 +182,7 @@ var hostileDefects = []defect{
 	},
 	{breaks: "sidecar.external-snapshotter-groups", does: "GroupControllerGetCapabilities fails", unary: forSidecar("external-snapshotter-groups", "GroupControllerGetCapabilities", failing(codes.Unavailable))},
 	{
-		breaks: "socket.alone", does: "a lock file beside the socket",
+		breaks: "socket.directory", does: "a lock file beside the socket",
 		unary: before(func(r *csi.NodeStageVolumeRequest) {
 			if dir, _, ok := strings.Cut(r.GetStagingTargetPath(), "/csicheck-"); ok {
 				os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600)
@@ -226,7 +226,7 @@ var hostileDefects = []defect{
 				return err
 			})
 		}(),
-		also: map[string]string{"socket.alone": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
+		also: map[string]string{"socket.directory": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
 	},
 	func() defect {
 		var mu sync.Mutex
@@ -248,7 +248,7 @@ var hostileDefects = []defect{
 					killed = false
 				}
 			}),
-			mayAlso: because("the mounts are beside the socket", "socket.alone"),
+			mayAlso: because("the mounts are beside the socket", "socket.directory"),
 		}
 	}(),
 }

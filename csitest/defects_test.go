@@ -31,8 +31,8 @@ var elsewhere = map[string]string{
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, restartDefects,
-	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, takenDefects,
-	modifyDefects, snapshotLifeDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, cutDefects, interruptedDefects)
+	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, conflictDefects,
+	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 
@@ -119,7 +119,7 @@ var createDefects = []defect{
 		also: because("it asks for the capacity again", "controller.expand.bad-range", "controller.expand.too-large"),
 	},
 	{
-		breaks: "controller.create.taken-capacity", does: "a taken name is OK whatever the size",
+		breaks: "controller.create.conflict-capacity", does: "a taken name is OK whatever the size",
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			if r.GetCapacityRange().GetRequiredBytes() == 2*64<<20+1 {
 				r.CapacityRange.RequiredBytes = 64 << 20
@@ -127,7 +127,7 @@ var createDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.taken-access-type", does: "a taken name is OK whatever the access type",
+		breaks: "controller.create.conflict-access-type", does: "a taken name is OK whatever the access type",
 		unary: before(func() func(*csi.CreateVolumeRequest) {
 			var mu sync.Mutex
 			first := map[string]*csi.VolumeCapability{}
@@ -514,7 +514,7 @@ var snapshotDefects = []defect{
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SourceVolumeId = "other" }),
 		also: map[string]string{
 			"controller.snapshot.list-agrees": "the list has the right one", "controller.snapshot.get-agrees": "GetSnapshot has the right one",
-			"controller.snapshot.name-free-again": "it looks at the source",
+			"controller.snapshot.name-reusable": "it looks at the source",
 		},
 	},
 	{

@@ -13,7 +13,9 @@ import (
 )
 
 // identity is the smallest CSI driver.
-type identity struct{ csi.UnimplementedIdentityServer }
+type identity struct {
+	csi.UnimplementedIdentityServer
+}
 
 func (identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: "example.csikit.dev", VendorVersion: "1"}, nil

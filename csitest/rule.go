@@ -27,8 +27,8 @@ type Rule struct {
 	// Timeout limits one run of the rule; 0 is [DefaultTimeout].
 	Timeout time.Duration
 
-	check func(*ruleRun)          // exactly one of the two
-	judge func(*ruleRun, []*Call) // runs last, over the calls of all rules
+	check      func(*ruleRun)          // exactly one of the two
+	checkCalls func(*ruleRun, []*Call) // runs last, over the calls of all rules
 }
 
 // DefaultTimeout is how long a rule may take that says nothing else.
@@ -49,18 +49,18 @@ func Rules(patterns ...string) []Rule {
 		listRules,
 		pagingRules,
 		attachRules,
-		takenRules,
+		conflictRules,
 		validateRules,
 		expandRules,
 		modifyRules,
 		snapshotRules,
-		snapshotLifeRules,
+		snapshotLifecycleRules,
 		metadataRules,
 		contentRules,
 		groupRules,
 		healthRules,
 		sourceRules,
-		cutRules,
+		consistencyRules,
 		interruptedRules,
 		nodeRules,
 		kernelRules,

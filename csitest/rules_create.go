@@ -24,7 +24,7 @@ var createRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-capacity", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-capacity", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another size is ALREADY_EXISTS",
 		Why:   "OK would give the CO a volume that is not what it asked for.",
 		Needs: needs(createVolume),
@@ -36,7 +36,7 @@ var createRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-access-type", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-access-type", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume that cannot be used as asked for is ALREADY_EXISTS",
 		Why: "A volume with a file system and a raw block volume under one name are two things, unless every volume of the driver can be used as both. " +
 			"Whether it can is asked with ValidateVolumeCapabilities.",

@@ -131,7 +131,7 @@ var groupRules = []Rule{
 		},
 	},
 	{
-		ID: "group.create.name-free-again", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		ID: "group.create.name-reusable", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "the name of a deleted group can be used again, also for other volumes",
 		Why:   "A name that stays taken is an error that nobody can mend.",
 		Needs: needs(createVolume, groupService),

@@ -43,7 +43,7 @@ var healthRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.health.well", Level: Should, Spec: "ControllerGetVolumeHealth",
+		ID: "controller.health.healthy", Level: Should, Spec: "ControllerGetVolumeHealth",
 		Title: "a volume that was just made has no problem",
 		Why:   "An alarm that is always on is none.",
 		Needs: needs(createVolume, volumeHealth),

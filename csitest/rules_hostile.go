@@ -140,7 +140,7 @@ var hostileRules = []Rule{
 		},
 	},
 	{
-		ID: "socket.alone", Level: Must, Spec: "Supervised Lifecycle Management",
+		ID: "socket.directory", Level: Must, Spec: "Supervised Lifecycle Management",
 		Title: "nothing else is made in the directory of the socket",
 		Why:   "The directory is the CO's, and sidecars watch it. What the driver keeps there is gone with the pod, or left behind on the node.",
 		Needs: needs(driverProcess),

@@ -72,7 +72,7 @@ var interruptedRules = func() (rules []Rule) {
 	for _, m := range mutations {
 		rules = append(rules, m.rules()...)
 	}
-	return append(rules, conflictRules...)
+	return append(rules, concurrencyRules...)
 }()
 
 func (m mutation) rules() []Rule {
@@ -151,7 +151,7 @@ func (c *ruleRun) finish(try attempt) string {
 	}
 }
 
-var conflictRules = []Rule{
+var concurrencyRules = []Rule{
 	{
 		ID: "controller.parallel.many-names", Level: Must, Spec: "Concurrency",
 		Title: "sixteen volumes that are asked for at once are sixteen volumes",

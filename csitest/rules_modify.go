@@ -109,7 +109,7 @@ var modifyRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.modify.over-plain", Level: Must, Spec: "CreateVolume",
+		ID: "controller.modify.overrides-parameters", Level: Must, Spec: "CreateVolume",
 		Title: "mutable_parameters go before the parameters of the same key",
 		Why:   "The StorageClass has the default, and the VolumeAttributesClass what the user chose.",
 		Needs: needs(createVolume, modifyVolume, mutable),

@@ -75,7 +75,7 @@ var mountRules = []Rule{
 		},
 	},
 	{
-		ID: "node.stage.again-otherwise", Level: Must, Spec: "NodeStageVolume",
+		ID: "node.stage.conflict", Level: Must, Spec: "NodeStageVolume",
 		Title: "a volume that is staged already is not staged with another access type",
 		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
 		Needs: needs(createVolume, stageVolume, mountAccess),
@@ -218,7 +218,7 @@ var mountRules = []Rule{
 		},
 	},
 	{
-		ID: "node.publish.volumes-apart", Level: Must, Spec: "NodePublishVolume",
+		ID: "node.publish.volumes-separate", Level: Must, Spec: "NodePublishVolume",
 		Title: "two volumes have different data",
 		Why:   "A wrong device, or a staging path of another volume, gives one tenant the data of another.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),

@@ -77,7 +77,7 @@ var nodeRules = []Rule{
 		},
 	},
 	{
-		ID: "node.publish.makes-target", Level: Must, Spec: "NodePublishVolume",
+		ID: "node.publish.creates-target", Level: Must, Spec: "NodePublishVolume",
 		Title: "NodePublishVolume makes the target path, as a directory for a file system",
 		Why:   "kubelet makes the parent alone.",
 		Needs: needs(createVolume, nodeService, mountAccess),

@@ -52,7 +52,7 @@ var rangeRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-compatible", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.existing-compatible", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume whose size suits is OK",
 		Why:   "Idempotency is by what was asked for: the volume that is there is compatible with the range.",
 		Needs: needs(createVolume),
@@ -72,7 +72,7 @@ var rangeRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-limit", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-limit", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume above limit_bytes is ALREADY_EXISTS",
 		Why:   "OK would give the CO a volume that is larger than it may be.",
 		Needs: needs(createVolume),

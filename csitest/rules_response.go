@@ -18,7 +18,7 @@ var responseRules = []Rule{
 		Title: "enum values are ones that CSI has",
 		Why: "A CO ignores what it does not know. Only a driver for a newer CSI than this program's, or for one whose value was removed, " +
 			"has a reason to send it.",
-		judge: judgeResponse("enum", "a value of CSI v1.13"),
+		checkCalls: checkResponse("enum", "a value of CSI v1.13"),
 	},
 	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
 	response("non-negative", "sizes are not negative", "A negative size is a large one to whoever converts it."),
@@ -45,11 +45,11 @@ var responseRules = []Rule{
 func response(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "csi.proto", Title: title, Why: why,
-		judge: judgeResponse(rule, title),
+		checkCalls: checkResponse(rule, title),
 	}
 }
 
-func judgeResponse(rule, want string) func(*ruleRun, []*Call) {
+func checkResponse(rule, want string) func(*ruleRun, []*Call) {
 	return eachCall(func(c *ruleRun, call *Call) {
 		for _, v := range call.Invalid {
 			if v.Rule == rule {
@@ -64,7 +64,7 @@ func judgeResponse(rule, want string) func(*ruleRun, []*Call) {
 func history(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "Volume", Title: title, Why: why,
-		judge: func(c *ruleRun, calls []*Call) {
+		checkCalls: func(c *ruleRun, calls []*Call) {
 			calls = slices.Clone(calls)
 			slices.SortStableFunc(calls, func(a, b *Call) int { return cmp.Compare(a.End().UnixNano(), b.End().UnixNano()) })
 			of := objects(calls)

@@ -39,7 +39,7 @@ var restartRules = []Rule{
 		},
 	},
 	{
-		ID: "restart.node-goes-on", Level: Must, Spec: "NodePublishVolume",
+		ID: "restart.node-continues", Level: Must, Spec: "NodePublishVolume",
 		Title: "after a kill staged and published volumes are staged and published again with OK, and come down",
 		Why:   "Drivers are killed by upgrades and by the kernel. kubelet knows nothing of it and goes on where it was.",
 		Needs: needs(createVolume, nodeService, restartable),
@@ -58,7 +58,7 @@ var restartRules = []Rule{
 		},
 	},
 	{
-		ID: "restart.publish-under-way", Level: Must, Spec: "NodePublishVolume",
+		ID: "restart.publish-interrupted", Level: Must, Spec: "NodePublishVolume",
 		Title: "a driver that is killed while it stages or publishes does it when it is asked again, and undoes it",
 		Why: "What was half done is found by nobody but the repeat: a directory at the target, a mount without its record, a record without its mount. " +
 			"The driver is killed at several moments of each call.",

@@ -108,7 +108,7 @@ func (s source) rules() []Rule {
 			},
 		},
 		{
-			ID: id + "taken", Level: Must, Spec: "CreateVolume",
+			ID: id + "conflict", Level: Must, Spec: "CreateVolume",
 			Title: "a name that is taken by an empty volume is ALREADY_EXISTS for one from a " + s.noun,
 			Why:   "OK would give the CO an empty volume, which it takes for the data.",
 			Needs: needs(createVolume, s.need),

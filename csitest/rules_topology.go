@@ -67,7 +67,7 @@ var topologyRules = []Rule{
 		},
 	},
 	{
-		ID: "topology.create.unasked", Level: Must, Spec: "CreateVolume",
+		ID: "topology.create.no-requirement", Level: Must, Spec: "CreateVolume",
 		Title: "a volume without accessibility_requirements can be published to every node that its accessible_topology allows",
 		Why:   "The field is optional. The CO schedules the pod by the accessible_topology that it is told; without one the volume is taken to be everywhere.",
 		Needs: needs(createVolume, attachVolume, volumeTopology, nodeService),
@@ -166,7 +166,7 @@ var topologyRules = []Rule{
 		},
 	},
 	{
-		ID: "topology.create.taken", Level: Must, Spec: "CreateVolume",
+		ID: "topology.create.conflict", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another place is not OK",
 		Why:   "OK would give the CO a volume that cannot be accessed from where it asked for.",
 		Needs: needs(createVolume, volumeTopology, nodeService),

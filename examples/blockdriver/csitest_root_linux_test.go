@@ -52,7 +52,7 @@ func TestRules(t *testing.T) {
 				}
 			}
 			for _, x := range report.With(csitest.DoesNotApply) { // a refusal would be legal, and is not what is offered
-				if strings.Contains(x.Rule.ID, ".cut.") && !(split && x.Rule.ID == "group.cut.order") {
+				if strings.Contains(x.Rule.ID, ".point-in-time.") && !(split && x.Rule.ID == "group.point-in-time.order") {
 					t.Errorf("%s: %s", x.Rule.ID, x.Reason)
 				}
 			}

@@ -44,7 +44,7 @@ func (c *ruleRun) deleteSnapshot(id string) {
 // clockTolerance is how far two machines' clocks may be apart.
 const clockTolerance = 15 * time.Minute
 
-var snapshotLifeRules = []Rule{
+var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.stays-ready", Level: Must, Spec: "CreateSnapshot",
 		Title: "a snapshot that was ready to use stays so",
@@ -213,7 +213,7 @@ var snapshotLifeRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.snapshot.name-free-again", Level: Must, Spec: "CreateSnapshot",
+		ID: "controller.snapshot.name-reusable", Level: Must, Spec: "CreateSnapshot",
 		Title: "the name of a deleted snapshot can be used again, also for another volume",
 		Why:   "A name that stays taken is an error that nobody can mend.",
 		Needs: needs(createVolume, createSnapshot),

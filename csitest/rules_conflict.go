@@ -38,10 +38,10 @@ func (c *ruleRun) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
 	return nil
 }
 
-// takenRules are about what is there already in another way.
-var takenRules = []Rule{
+// conflictRules are about what is there already in another way.
+var conflictRules = []Rule{
 	{
-		ID: "controller.create.taken-parameters", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-parameters", Level: Must, Spec: "CreateVolume",
 		Title: "a taken name with parameters that the driver refuses is not OK",
 		Why:   "OK would let the CO believe that the volume has what the parameters ask for.",
 		Needs: needs(createVolume),
@@ -54,7 +54,7 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-source", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from a source is ALREADY_EXISTS without that source",
 		Why:   "OK would give the CO a volume with data in place of an empty one.",
 		Needs: needs(createVolume, createSnapshot),
@@ -66,7 +66,7 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-other-source", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-other-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from another snapshot is ALREADY_EXISTS",
 		Why:   "OK would give the CO the data of another moment.",
 		Needs: needs(createVolume, createSnapshot),
@@ -79,7 +79,7 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-access-mode", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-access-mode", Level: Must, Spec: "CreateVolume",
 		Title: "a taken name with an access mode that the volume does not have is not OK",
 		Why:   "OK would let the CO publish the volume in a way for which it was not made. Whether it has the mode is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume),
@@ -100,7 +100,7 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.name-free-again", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.name-reusable", Level: Must, Spec: "CreateVolume",
 		Title: "the name of a deleted volume can be used again, also for another size",
 		Why:   "A name that stays taken is an error that nobody can mend.",
 		Needs: needs(createVolume),
@@ -352,7 +352,7 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.validate.says-what", Level: Must, Spec: "ValidateVolumeCapabilities",
+		ID: "controller.validate.message", Level: Must, Spec: "ValidateVolumeCapabilities",
 		Title: "what confirmed tells of context and parameters is what was asked",
 		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
 		Needs: needs(createVolume),

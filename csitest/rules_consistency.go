@@ -148,9 +148,9 @@ func (c *ruleRun) notInUse(call *Call) {
 	}
 }
 
-var cutRules = []Rule{
+var consistencyRules = []Rule{
 	{
-		ID: "snapshot.cut.order", Level: Must, Spec: "CreateSnapshot",
+		ID: "snapshot.point-in-time.order", Level: Must, Spec: "CreateSnapshot",
 		Title: "a snapshot that is taken while the volume is written is of one moment",
 		Why: "A database can be restored from a moment, as after a power cut, and not from a mixture of moments. Records are written to two " +
 			"places by turns, each on the disk before the next, while the snapshot is taken; it must hold a beginning of them.",
@@ -172,7 +172,7 @@ var cutRules = []Rule{
 		},
 	},
 	{
-		ID: "group.cut.order", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		ID: "group.point-in-time.order", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "the snapshots of a group are of one moment",
 		Why: "A database with its log on another volume cannot be restored from two moments. Records are written to two volumes by turns, " +
 			"each on the disk before the next, while the group is taken.",
@@ -201,7 +201,7 @@ var cutRules = []Rule{
 		},
 	},
 	{
-		ID: "clone.cut.order", Level: Should, Spec: "CreateVolume",
+		ID: "clone.point-in-time.order", Level: Should, Spec: "CreateVolume",
 		Title: "a clone of a volume that is written is of one moment",
 		Why:   "A clone that is a mixture of moments holds a file system that no crash could have left. Kubernetes clones volumes that are in use.",
 		Needs: needs(createVolume, cloneVolume, nodeService, kernelView),
