@@ -130,7 +130,7 @@ func (n *conn) Invoke(ctx context.Context, method string, req, resp any, opts ..
 }
 
 // NewStream implements grpc.ClientConnInterface. The call is recorded when the
-// stream has ended; CSI has streams from the server alone.
+// stream has ended; CSI only has streams from the server.
 func (n *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := n.to.NewStream(ctx, desc, method, opts...)
 	if err != nil {

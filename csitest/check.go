@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	readyTimeout = 30 * time.Second // of the driver, after a start; the sidecars' patience
+	readyTimeout = 30 * time.Second // of the driver, after a start; as the sidecars wait
 	callTimeout  = 2 * time.Minute  // kubelet's
-	graceTimeout = 5 * time.Second  // for a rule whose time is over to notice
+	graceTimeout = 5 * time.Second  // for a rule to end after its timeout
 )
 
 // A run is one Check.
@@ -38,7 +38,7 @@ type run struct {
 	maxVolumes       int64         // that it takes; 0: the CO decides
 	dir              string
 	logFrom          int64
-	besides          map[string][]string // what else was in the directories of the sockets
+	siblings         map[string][]string // what else was in the directories of the sockets
 	record           recorder
 	validation       []csispec.Option
 	report           *Report
@@ -51,12 +51,12 @@ type run struct {
 }
 
 // Check runs the rules against the driver and returns what it found, which is a
-// Report also when rules fail. An error says that the driver could not be checked:
-// it does not answer, the configuration is wrong, or the driver has volumes of
-// others.
+// Report also when rules fail. An error means that the driver could not be checked:
+// it does not answer, the configuration is wrong, or the driver has foreign volumes
+// ([ForeignVolumesError]).
 //
-// When ctx ends the rule under way is ended, cleaned up after, and the rest is
-// reported as not run. Cleaning up has its own time and goes on then.
+// When ctx ends, the running rule is interrupted and cleaned up after, and the others are
+// reported as not run. Cleanup has its own timeout and continues.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	selected := Rules(cfg.Rules...)
 	if len(selected) == 0 {
@@ -65,7 +65,7 @@ func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	return checkRules(ctx, target, cfg, selected)
 }
 
-// checkRules is Check with rules that are given.
+// checkRules is Check with the given rules.
 func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule) (*Report, error) {
 	r := &run{target: target, cfg: cfg, offered: map[bool]bool{}, report: &Report{Begin: time.Now(), DryRun: cfg.DryRun}}
 	if err := r.configure(); err != nil {
@@ -131,9 +131,9 @@ func (r *run) configure() error {
 	case t.Endpoint == "":
 		return errors.New("csitest: an endpoint is required, such as unix:///run/csi/csi.sock")
 	case t.Start != nil && t.Restart != nil:
-		return errors.New("csitest: the driver is either started here or restarted by a command of its own, not both")
+		return errors.New("csitest: the driver is either started here or restarted by another command, not both")
 	case t.StartController != nil && (t.Start == nil || t.ControllerEndpoint == ""):
-		return errors.New("csitest: a controller plugin that is started here has an endpoint of its own, and the node plugin is started here as well")
+		return errors.New("csitest: a controller plugin that is started here needs its own endpoint, and the node plugin has to be started here as well")
 	}
 	r.cfg.Prefix = cmp.Or(r.cfg.Prefix, "csicheck-"+strings.ToLower(rand.Text()[:6]))
 	if len(r.cfg.Prefix) > 64 {
@@ -151,7 +151,7 @@ func (r *run) configure() error {
 		r.dir, err = os.MkdirTemp(dir, "csicheck-")
 	}
 	if err != nil {
-		return fmt.Errorf("csitest: kubelet's directory: %w", err)
+		return fmt.Errorf("csitest: create a directory for the paths of kubelet: %w", err)
 	}
 	return nil
 }
@@ -230,11 +230,11 @@ func (r *run) try(ctx context.Context, x *Result) {
 		select {
 		case <-ended:
 		case <-time.After(graceTimeout):
-			x.Outcome, x.Reason = Broken, fmt.Sprintf("the rule did not end %v after its time of %v", graceTimeout, limit)
+			x.Outcome, x.Reason = Broken, fmt.Sprintf("the rule did not end within %v of its timeout of %v", graceTimeout, limit)
 			return // what it may still be doing is not ours to undo
 		}
 	}
-	r.revive(ctx, c)
+	r.restartIfLost(ctx, c)
 	r.clean(ctx, c)
 	x.Failures = c.failures
 	switch {
@@ -248,7 +248,7 @@ func (r *run) try(ctx context.Context, x *Result) {
 		x.Outcome, x.Reason = DoesNotApply, excuse
 	case limited.Err() != nil:
 		x.Outcome = Failed
-		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule's time of %v was over", limit), Reproduce: c.reproduce(nil)}}
+		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
 	default:
 		x.Outcome = Passed
 	}
@@ -263,7 +263,7 @@ func (r *run) newCase(ctx context.Context, rule Rule) *ruleRun {
 	return c
 }
 
-// clean undoes what the case left, with time of its own.
+// clean undoes what the rule left, with its own timeout.
 func (r *run) clean(ctx context.Context, c *ruleRun) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.CleanupTimeout)
 	defer cancel()

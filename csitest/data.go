@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// Data that volumes are given, and that is asked for again.
+// Data that is written to volumes and read back.
 
 // dataSize leaves room for what is written later.
 func (w *walk) dataSize() int64 { return min(w.ruleRun.run.cfg.Size/8, 32*mib) }
@@ -90,7 +90,7 @@ type writer struct {
 	offset int64 // where it begins
 	span   int64 // how far it may go
 	stop   context.CancelFunc
-	wrote  chan int64 // the number of blocks so far, for whoever listens
+	wrote  chan int64 // the number of blocks so far, if there is a receiver
 	done   chan error
 	blocks int64 // valid once done
 }
@@ -122,7 +122,7 @@ func (x *writer) more(c *ruleRun) {
 		case err := <-x.done:
 			x.done <- err
 			if err != nil {
-				c.fail("writes that go on", "%v", err)
+				c.fail("writes that continue", "%v", err)
 			}
 			return
 		}
@@ -156,17 +156,17 @@ func (x *writer) end(c *ruleRun, more bool) (written int64) {
 	}
 	x.stop()
 	if err := <-x.done; err != nil {
-		c.fail("writes that go on", "%v", err)
+		c.fail("writes that continue", "%v", err)
 	}
 	f, err := os.Open(x.path)
 	if err != nil {
-		c.fail("what was written meanwhile", "%v", err)
+		c.fail("the data written meanwhile", "%v", err)
 	}
 	defer f.Close()
 	got := make([]byte, writerBlock)
 	for i := range x.blocks {
 		if _, err := f.ReadAt(got, x.offset+i*writerBlock); err != nil || !bytes.Equal(got, blockAt(i)) {
-			c.fail("what was written meanwhile", "block %d of %s was lost or damaged (%v)", i, x.path, err)
+			c.fail("the data written meanwhile", "block %d of %s was lost or damaged (%v)", i, x.path, err)
 		}
 	}
 	return x.blocks * writerBlock

@@ -230,7 +230,7 @@ var mountDefects = []defect{
 	},
 }
 
-// lives tells whether the path is there.
+// lives reports whether the path is there.
 func lives(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

@@ -90,7 +90,7 @@ var requiredDefects = func() (all []defect) {
 	return all
 }()
 
-// lacksString tells whether an ID or a name is empty.
+// lacksString reports whether an ID or a name is empty.
 func lacksString(m proto.Message) bool {
 	r := m.ProtoReflect()
 	for _, name := range []protoreflect.Name{"name", "volume_id", "snapshot_id", "source_volume_id"} {

@@ -43,7 +43,7 @@
 //
 // Within its own storage a driver may do anything: a request without a required ID, which
 // the specification wants refused, may delete the whole pool of a driver that does not
-// check. A driver that runs with a file system of its own, such as a container, must see
+// check. A driver that runs in another root file system, such as a container, must see
 // Config.Dir under the same path.
 //
 // # Concurrency, privileges, kernel

@@ -89,7 +89,7 @@ func (l *ledger) note(call *Call) {
 	}
 }
 
-// created tells whether the answer to a create call has what is to be deleted.
+// created reports whether the answer to a create call names an object to be deleted.
 func (l *ledger) created(call *Call, name string) bool {
 	key := call.Method + " " + name
 	switch {
@@ -117,7 +117,7 @@ func (c *ruleRun) cleanup(ctx context.Context) (left []string) {
 			err = undo(ctx, c.Group.CreateVolumeGroupSnapshot, r)
 		}
 		if uncertain(err) {
-			left = append(left, fmt.Sprintf("what was asked for as %q: %v", volumeOf(m), err))
+			left = append(left, fmt.Sprintf("what was requested as %q: %v", volumeOf(m), err))
 		}
 	}
 	uncertains := len(left)

@@ -63,7 +63,7 @@ var (
 
 // Facilities.
 var (
-	twoEndpoints = Need{"a controller plugin with an endpoint of its own", FacilityControllerEndpoint, func(r *run) bool { return r.target.ControllerEndpoint != "" }}
+	twoEndpoints = Need{"a controller plugin with its own endpoint", FacilityControllerEndpoint, func(r *run) bool { return r.target.ControllerEndpoint != "" }}
 	secondNode   = Need{"a second node", FacilitySecondNode, func(r *run) bool { return r.target.SecondNode != "" }}
 	restartable  = Need{"a way to kill and start the driver", FacilityRestart, func(r *run) bool { return len(r.processes) > 0 || r.target.Restart != nil }}
 	driverLog    = Need{"the driver's log", FacilityLog, func(r *run) bool {

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// An rpc is one that hangs on a capability.
+// An rpc is one that depends on a capability.
 type rpc struct {
 	service, method string
 	by              []Need // any of which promises it
@@ -59,7 +59,7 @@ func (r rpc) path() string { return "/csi.v1." + r.service + "/" + r.method }
 
 func (r rpc) promised(c *ruleRun) bool { return slices.ContainsFunc(r.by, c.has) }
 
-// served tells whether the RPC's service is there at all.
+// served reports whether the driver has the RPC's service.
 func (r rpc) served(c *ruleRun) bool {
 	switch r.service {
 	case "Controller":

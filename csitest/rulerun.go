@@ -32,7 +32,7 @@ type ruleRun struct {
 	ledger *ledger
 	n      int // of the case in the run
 	names  int
-	lost   atomic.Bool // a call found nobody, or no answer
+	lost   atomic.Bool // a call could not connect, or got no answer
 	// planted goes into every request that has a field for secrets, under plantedKey.
 	planted string
 	// streamed is the volume_capacity_bytes of the last stream that was read.
@@ -42,7 +42,7 @@ type ruleRun struct {
 	failures []Failure
 }
 
-// A Failure is one breach of a rule.
+// A Failure is one violation of a rule.
 type Failure struct {
 	Call      *Call  // nil if no single call shows it
 	Want      string // in words
@@ -53,7 +53,7 @@ type Failure struct {
 // stop ends the function of a rule; the runner recovers it.
 type stop struct{ excuse string }
 
-// clients gives the services through connections that record for c.
+// clients sets the services, through connections that record for c.
 func (c *ruleRun) clients(cleanup bool) {
 	node := &conn{to: c.run.node, endpoint: c.run.target.Endpoint, c: c, cleanup: cleanup}
 	controller := node
@@ -74,7 +74,7 @@ func (c *ruleRun) fail(want, got string, args ...any) {
 	panic(stop{})
 }
 
-// error is fail that goes on.
+// error records a failure without ending the rule.
 func (c *ruleRun) error(want, got string, args ...any) {
 	c.breach(nil, want, fmt.Sprintf(got, args...))
 }
@@ -90,10 +90,10 @@ func (c *ruleRun) breach(call *Call, want, got string) {
 	c.failures = append(c.failures, Failure{Call: call, Want: want, Got: got, Reproduce: c.reproduce(call)})
 }
 
-// reproduce is the call itself if nothing had to come before it.
+// reproduce returns a command: the call itself, unless something has to come before it.
 func (c *ruleRun) reproduce(call *Call) string {
 	ids := c.rule.ID
-	if call != nil && call.Rule != c.rule.ID && call.Rule != "" { // of a judge
+	if call != nil && call.Rule != c.rule.ID && call.Rule != "" { // of a rule that checks the calls of others
 		ids = call.Rule + "," + ids
 	}
 	if call != nil && call.Rule != "" && !call.needsMore() {
@@ -103,12 +103,12 @@ func (c *ruleRun) reproduce(call *Call) string {
 	return fmt.Sprintf("%s -rules %s", c.run.cfg.Command, ids)
 }
 
-// needsMore tells whether the call is about something that has to be made first.
+// needsMore reports whether the call is about something that has to be created first.
 func (c *Call) needsMore() bool {
 	return c.Request == nil || c.Volume != "" || len(requestJSON(c.Request)) > 500
 }
 
-// An answer is what an RPC came to.
+// An answer is the result of an RPC.
 type answer[Resp any] struct {
 	*Call
 	c    *ruleRun
@@ -128,7 +128,7 @@ func sendCtx[Req, Resp any](ctx context.Context, c *ruleRun, rpc func(context.Co
 	return answer[Resp]{Call: *call, c: c, Resp: resp, Err: err}
 }
 
-// ok demands success, and gives the response.
+// ok demands success, and returns the response.
 func (a answer[Resp]) ok() *Resp {
 	a.wants(codes.OK)
 	return a.Resp
@@ -141,7 +141,7 @@ func (a answer[Resp]) wants(want ...codes.Code) {
 	}
 }
 
-// is tells whether the code is one of these.
+// is reports whether the code is one of these.
 func (a answer[Resp]) is(want ...codes.Code) bool { return slices.Contains(want, a.Code()) }
 
 // wrong ends the rule: the answer is not what want says in words.
@@ -177,10 +177,10 @@ func (c *ruleRun) name() string {
 	return fmt.Sprintf("%s-%d-%d", c.run.cfg.Prefix, c.n, c.names)
 }
 
-// has tells whether a need is met, for a rule that does more for drivers that can.
+// has reports whether a need is met, for a rule that does more for drivers that can.
 func (c *ruleRun) has(n Need) bool { return n.met(c.run) }
 
-// parallel runs f n times at once and waits. A failure in one of them ends the
+// parallel runs f n times concurrently and waits. A failure in one of them ends the
 // rule when all have ended.
 func (c *ruleRun) parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup

@@ -21,7 +21,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.publish.volume-missing", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "NOT_FOUND tells the operator what is wrong.",
+		Why:   "NOT_FOUND shows the operator what is wrong.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

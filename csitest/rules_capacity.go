@@ -9,15 +9,15 @@ import (
 
 var getCapacity = controllerCap(csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 
-// capacityRequest asks for what there is for volumes such as createRequest makes.
+// capacityRequest asks for the capacity for volumes as of createRequest.
 func (c *ruleRun) capacityRequest() *csi.GetCapacityRequest {
 	return &csi.GetCapacityRequest{
 		VolumeCapabilities: []*csi.VolumeCapability{c.capability()}, Parameters: maps.Clone(c.run.cfg.Parameters),
 	}
 }
 
-// noCapacity demands the answer for what no volume can be made of: nothing, or that
-// the question itself is wrong.
+// noCapacity demands the answer for volumes that cannot be created: no capacity, or that
+// the request is invalid.
 func noCapacity(a answer[csi.GetCapacityResponse], because string) {
 	if a.Err == nil && a.Resp.GetAvailableCapacity() == 0 || a.is(codes.InvalidArgument, codes.NotFound) {
 		return
@@ -29,8 +29,8 @@ var capacityRules = []Rule{
 	{
 		ID: "controller.capacity.answers", Level: Must, Spec: "GetCapacity",
 		Title: "GetCapacity answers with and without volume_capabilities and parameters",
-		Why: "Every field is optional. external-provisioner asks with the parameters of every StorageClass once a minute, and makes the " +
-			"scheduler's CSIStorageCapacity objects of the answers.",
+		Why: "Every field is optional. external-provisioner asks with the parameters of every StorageClass once a minute, and creates the " +
+			"scheduler's CSIStorageCapacity objects from the answers.",
 		Needs: needs(getCapacity),
 		check: func(c *ruleRun) {
 			send(c, c.Controller.GetCapacity, &csi.GetCapacityRequest{}).ok()
@@ -85,7 +85,7 @@ var capacityRules = []Rule{
 		check: func(c *ruleRun) {
 			most := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMaximumVolumeSize()
 			if most == nil || most.GetValue() >= 1<<62 {
-				c.excuse("GetCapacity gives no maximum_volume_size")
+				c.excuse("GetCapacity returns no maximum_volume_size")
 			}
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{RequiredBytes: most.GetValue() + 1}
@@ -94,13 +94,13 @@ var capacityRules = []Rule{
 	},
 	{
 		ID: "controller.capacity.minimum", Level: Must, Spec: "GetCapacity",
-		Title: "a volume below minimum_volume_size is OUT_OF_RANGE, one of that size is made",
+		Title: "a volume below minimum_volume_size is OUT_OF_RANGE, one of that size is created",
 		Why:   "minimum_volume_size is the smallest limit_bytes that CreateVolume takes.",
 		Needs: needs(createVolume, getCapacity),
 		check: func(c *ruleRun) {
 			least := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMinimumVolumeSize().GetValue()
 			if least <= 1 || least > c.run.cfg.Size {
-				c.excuse("GetCapacity gives no minimum_volume_size between 1 and the size of the run's volumes")
+				c.excuse("GetCapacity returns no minimum_volume_size between 1 and the size of the run's volumes")
 			}
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: least - 1}
@@ -115,7 +115,7 @@ var capacityRules = []Rule{
 	},
 	{
 		ID: "controller.capacity.of-the-node", Level: Should, Spec: "GetCapacity",
-		Title: "where a volume can be made GetCapacity shows capacity",
+		Title: "GetCapacity reports capacity where a volume can be created",
 		Why:   "The scheduler never sends a pod to where there is none.",
 		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
@@ -123,12 +123,12 @@ var capacityRules = []Rule{
 			req := c.createRequest()
 			req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{here}}
 			if send(c, c.Controller.CreateVolume, req).is(codes.ResourceExhausted) {
-				c.excuse("no volume can be made where the node is")
+				c.excuse("no volume can be created where the node is")
 			}
 			ask := c.capacityRequest()
 			ask.AccessibleTopology = here
 			if a := send(c, c.Controller.GetCapacity, ask); a.ok().GetAvailableCapacity() <= 0 {
-				a.wrong("available_capacity above 0: a volume was made there just now")
+				a.wrong("available_capacity above 0: a volume was just created there")
 			}
 		},
 	},

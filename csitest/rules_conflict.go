@@ -20,7 +20,7 @@ var multiNodeModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 }
 
-// tryMode makes a volume of that access mode, or nil if the driver does not take it. A
+// tryMode creates a volume of that access mode, or nil if the driver does not take it. A
 // file system that several nodes share is not what every driver has: raw block is
 // tried as well.
 func (c *ruleRun) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
@@ -38,7 +38,7 @@ func (c *ruleRun) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
 	return nil
 }
 
-// conflictRules are about what is there already in another way.
+// conflictRules are about requests for an object that exists with other properties.
 var conflictRules = []Rule{
 	{
 		ID: "controller.create.conflict-parameters", Level: Must, Spec: "CreateVolume",
@@ -56,7 +56,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.create.conflict-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from a source is ALREADY_EXISTS without that source",
-		Why:   "OK would give the CO a volume with data in place of an empty one.",
+		Why:   "With OK the CO would get a volume with data in place of an empty one.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			v := c.volume(from(snapshotSource(c.volume().snapshot().GetSnapshotId())))
@@ -68,7 +68,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.create.conflict-other-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from another snapshot is ALREADY_EXISTS",
-		Why:   "OK would give the CO the data of another moment.",
+		Why:   "With OK the CO would get the data of another point in time.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			src := c.volume()
@@ -102,7 +102,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.create.name-reusable", Level: Must, Spec: "CreateVolume",
 		Title: "the name of a deleted volume can be used again, also for another size",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -118,7 +118,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.create.several", Level: Must, Spec: "CreateVolume",
 		Title: "two names are two volumes, and the deletion of one leaves the other",
-		Why:   "The name is what makes two requests one.",
+		Why:   "Two requests are the same if their names are.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
@@ -131,7 +131,7 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.delete.late", Level: Should, Spec: "DeleteVolume",
-		Title: "a late repeat of DeleteVolume does not delete the volume that has the name now",
+		Title: "a delayed retry of DeleteVolume does not delete the volume that has the name now",
 		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -144,8 +144,8 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.delete.create-after", Level: Must, Spec: "CreateVolume",
-		Title: "a late repeat of CreateVolume after DeleteVolume makes a volume, or fails; it does not give the deleted one",
-		Why:   "OK with the ID of a volume that is gone gives the CO a volume that cannot be used.",
+		Title: "a delayed retry of CreateVolume after DeleteVolume creates a volume, or fails; it does not return the deleted one",
+		Why:   "With OK and the ID of a deleted volume the CO has a volume that cannot be used.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -160,7 +160,7 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.unpublish.late", Level: Should, Spec: "ControllerUnpublishVolume",
-		Title: "a late repeat of ControllerUnpublishVolume does not unpublish the volume that has the name now",
+		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the volume that has the name now",
 		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
 		check: func(c *ruleRun) {
@@ -188,7 +188,7 @@ var conflictRules = []Rule{
 		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
 		Title: "a volume is unpublished with OK from a node that does not exist",
 		Why: "Nodes vanish with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
-			"driver that cannot tell that the volume is safe.",
+			"driver that cannot determine that the volume is safe.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().detachRequest()
@@ -228,12 +228,12 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.publish.context-compared", Level: Should, Spec: "ControllerPublishVolume",
 		Title: "a volume_context that is not the volume's is refused",
-		Why:   "It must match what CreateVolume gave. One that does not belongs to another volume, and whoever sends it means that one.",
+		Why:   "It must match what CreateVolume returned. One that does not is of another volume, which the CO means.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
 			if len(req.GetVolumeContext()) == 0 {
-				c.excuse("CreateVolume gives no volume_context")
+				c.excuse("CreateVolume returns no volume_context")
 			}
 			for k := range req.GetVolumeContext() {
 				req.VolumeContext = map[string]string{k: "csicheck-other"}
@@ -298,7 +298,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.publish.attach-limit", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a node that has max_volumes_per_node volumes gets no other: RESOURCE_EXHAUSTED",
-		Why:   "RESOURCE_EXHAUSTED makes the scheduler look for another node. Another code is repeated on a node that is full.",
+		Why:   "RESOURCE_EXHAUSTED makes the scheduler choose another node. With another code the call is retried on a full node.",
 		Needs: needs(createVolume, attachVolume, nodeService),
 		check: func(c *ruleRun) {
 			const most = 32 // more would take too long
@@ -318,12 +318,12 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.validate.other-context", Level: Should, Spec: "ValidateVolumeCapabilities",
 		Title: "a volume_context that is not the volume's is not confirmed",
-		Why:   "The CO asks before it publishes a volume that somebody has described by hand. A wrong description shows here or nowhere.",
+		Why:   "The CO asks before it publishes a PersistentVolume that was written by hand. This is the only check of its context.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			if len(req.GetVolumeContext()) == 0 {
-				c.excuse("CreateVolume gives no volume_context")
+				c.excuse("CreateVolume returns no volume_context")
 			}
 			for k := range req.GetVolumeContext() {
 				req.VolumeContext = map[string]string{k: "csicheck-other"}
@@ -353,7 +353,7 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.validate.message", Level: Must, Spec: "ValidateVolumeCapabilities",
-		Title: "what confirmed tells of context and parameters is what was asked",
+		Title: "the context and parameters of confirmed are those of the request",
 		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {

@@ -12,7 +12,7 @@ import (
 var createRules = []Rule{
 	{
 		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
-		Title: "the same request again gives the same volume",
+		Title: "the same request again returns the same volume",
 		Why:   "The CO repeats CreateVolume with the same name after a timeout or a crash. A second volume would never be deleted by anybody.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -26,7 +26,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.conflict-capacity", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another size is ALREADY_EXISTS",
-		Why:   "OK would give the CO a volume that is not what it asked for.",
+		Why:   "With OK the CO would get a volume that is not what it asked for.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -96,7 +96,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two volumes for one.",
+		Why:   "A driver that truncates names takes two volumes for one.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.createRequest()

@@ -9,7 +9,7 @@ var expandRules = []Rule{
 	{
 		ID: "controller.expand.grows", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a volume grows to required_bytes, and a repeat is OK",
-		Why:   "external-resizer repeats the call until it hears OK, and records the capacity that it is told.",
+		Why:   "external-resizer retries the call until OK, and records the capacity that is returned.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v, want := c.volume(), 2*c.run.cfg.Size

@@ -12,7 +12,7 @@ import (
 var groupRules = []Rule{
 	{
 		ID: "group.create.members", Level: Must, Spec: "CreateVolumeGroupSnapshot",
-		Title: "a group has one snapshot of every volume, a repeat gives the same group, and GetVolumeGroupSnapshot knows it",
+		Title: "a group has one snapshot of every volume, a retry returns the same group, and GetVolumeGroupSnapshot finds it",
 		Why:   "A member that is missing is missed at the restore.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
@@ -61,7 +61,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-taken", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "a name that is taken by a group of other volumes is ALREADY_EXISTS",
-		Why:   "OK would give the CO a group without one of its volumes.",
+		Why:   "With OK the CO would get a group without one of its volumes.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
@@ -122,7 +122,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a group's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two groups for one.",
+		Why:   "A driver that truncates names takes two groups for one.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			req := c.groupRequest(c.volume())
@@ -133,7 +133,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-reusable", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "the name of a deleted group can be used again, also for other volumes",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			req := c.groupRequest(c.volume())
@@ -147,7 +147,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.delete.members", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
 		Title: "a group's members are deleted with it, and a repeat is OK",
-		Why:   "Nobody deletes them otherwise.",
+		Why:   "The CO does not delete them one by one.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			g := c.group(c.volume(), c.volume())
@@ -193,8 +193,8 @@ var groupRules = []Rule{
 	},
 	{
 		ID: "group.member.delete", Level: Must, Spec: "DeleteSnapshot",
-		Title: "a member of a group is deleted alone, or refused with INVALID_ARGUMENT and stays",
-		Why:   "INVALID_ARGUMENT tells the CO to use DeleteVolumeGroupSnapshot. OK without deleting leaks the snapshot.",
+		Title: "a single member of a group is deleted, or refused with INVALID_ARGUMENT and stays",
+		Why:   "INVALID_ARGUMENT means that the CO has to use DeleteVolumeGroupSnapshot. OK without deleting leaks the snapshot.",
 		Needs: needs(createVolume, createSnapshot, groupService),
 		check: func(c *ruleRun) {
 			id := c.group(c.volume(), c.volume()).GetSnapshots()[0].GetSnapshotId()

@@ -74,7 +74,7 @@ var healthRules = []Rule{
 	},
 	{
 		ID: "controller.health.list-agrees", Level: Must, Spec: "ControllerListVolumeHealth",
-		Title: "the list tells of a volume what ControllerGetVolumeHealth tells",
+		Title: "the list and ControllerGetVolumeHealth agree about a volume",
 		Why:   "Two answers about one volume, of which one is wrong. Volumes without a problem may be left out.",
 		Needs: needs(createVolume, volumeHealth, listVolumeHealth),
 		check: func(c *ruleRun) {
@@ -110,7 +110,7 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.list-deleted", Level: Must, Spec: "ControllerListVolumeHealth",
 		Title: "a volume that was deleted is not in the list",
-		Why:   "An alarm about a volume that nobody can look at stays for ever.",
+		Why:   "An alarm about a volume that no longer exists stays for ever.",
 		Needs: needs(createVolume, listVolumeHealth),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -126,7 +126,7 @@ var healthRules = []Rule{
 	},
 	{
 		ID: "controller.health.list-bad-token", Level: Must, Spec: "ControllerListVolumeHealth",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listVolumeHealth),
 		check: func(c *ruleRun) {

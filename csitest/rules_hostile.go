@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Rules about input that no honest CO sends, and about who else is on the node.
+// Rules about input that no honest CO sends, and about what a driver leaves on the node.
 var hostileRules = []Rule{
 	{
 		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
@@ -59,7 +59,7 @@ var hostileRules = []Rule{
 	{
 		ID: "hostile.large", Level: Must, Spec: "Size Limits",
 		Title: "a request that is far too large is answered with a proper code",
-		Why:   "One client with a mistake must not take the driver of a node down. RESOURCE_EXHAUSTED is what gRPC answers by itself.",
+		Why:   "One broken client must not take down the driver of a node. gRPC itself answers RESOURCE_EXHAUSTED.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			for _, n := range []int{5 << 10, 1 << 20, 5 << 20} {
@@ -118,8 +118,8 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "hostile.utf8", Level: Must, Spec: "Error Scheme",
-		Title: "a string that is no UTF-8 is refused",
-		Why:   "gRPC libraries that do not look hand the bytes on, to file names and to logs that others parse.",
+		Title: "a string that is not UTF-8 is refused",
+		Why:   "gRPC libraries that do not check pass the bytes on, to file names and to logs that programs parse.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			raw := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), c.name()+"\xff\xfe")
@@ -141,12 +141,12 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "socket.directory", Level: Must, Spec: "Supervised Lifecycle Management",
-		Title: "nothing else is made in the directory of the socket",
+		Title: "nothing else is created in the directory of the socket",
 		Why:   "The directory is the CO's, and sidecars watch it. What the driver keeps there is gone with the pod, or left behind on the node.",
 		Needs: needs(driverProcess),
 		check: func(c *ruleRun) {
-			for dir, before := range c.run.besides {
-				for _, name := range besides(dir) {
+			for dir, before := range c.run.siblings {
+				for _, name := range siblings(dir) {
 					if !slices.Contains(before, name) && filepath.Join(dir, name) != c.run.dir {
 						c.error("nothing but the socket", "%s", filepath.Join(dir, name))
 					}
@@ -156,8 +156,8 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "leaks.node", Level: Must, Spec: "NodeUnstageVolume",
-		Title: "volumes that come and go leave no mounts, devices and files on the node",
-		Why:   "What is left by each volume ends the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
+		Title: "repeated volume lifecycles leave no mounts, devices and files on the node",
+		Why:   "What every volume leaves behind exhausts the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
 		Needs: needs(createVolume, nodeService, kernelView),
 		check: func(c *ruleRun) {
 			c.cycle() // what is made once stays
@@ -173,7 +173,7 @@ var hostileRules = []Rule{
 	{
 		ID: "leaks.after-kill", Level: Must, Spec: "NodeUnstageVolume",
 		Title: "volumes whose driver is killed between any two calls leave no mounts, devices and files on the node",
-		Why:   "A driver that knows only from its memory what it has mounted leaves it behind with each crash and each upgrade.",
+		Why:   "A driver that keeps its mounts only in memory orphans them with each crash and each upgrade.",
 		Needs: needs(createVolume, nodeService, kernelView, restartable), Timeout: 5 * time.Minute,
 		check: func(c *ruleRun) {
 			kill := func() { c.restart() }
@@ -189,7 +189,7 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "leaks.process", Level: Must, Spec: "Interoperability",
-		Title: "volumes that come and go leave no descriptors, threads and processes to the driver",
+		Title: "repeated volume lifecycles leave no descriptors, threads and processes in the driver",
 		Why:   "A driver that loses one with every volume fails after weeks, on the busiest nodes first, and its device is busy meanwhile.",
 		Needs: needs(createVolume, kernelView, driverProcess),
 		check: func(c *ruleRun) {
@@ -208,7 +208,7 @@ var hostileRules = []Rule{
 				}
 				time.Sleep(100 * time.Millisecond)
 			}
-			c.fail("as many as before", "%s after %d volumes came and went", after.grownSince(before, leakCycles), leakCycles+leakSpare)
+			c.fail("as many as before", "%s after %d volume lifecycles", after.grownSince(before, leakCycles), leakCycles+leakSpare)
 		},
 	},
 }
@@ -228,15 +228,15 @@ const (
 // leftOnNode fails the rule if each of the volumes left something.
 func (c *ruleRun) leftOnNode(mountsBefore, filesBefore, volumes int) {
 	if n := c.run.mounted() - mountsBefore; n >= volumes {
-		c.fail("as many mounts as before", "%d more after %d volumes came and went", n, volumes)
+		c.fail("as many mounts as before", "%d more after %d volume lifecycles", n, volumes)
 	}
 	if n := len(c.run.files()) - filesBefore; n >= volumes {
-		c.fail("as many files as before", "%d more after %d volumes came and went", n, volumes)
+		c.fail("as many files as before", "%d more after %d volume lifecycles", n, volumes)
 	}
 }
 
-// cycle is a volume's life, with something between the calls, and tells which device it
-// was on.
+// cycle takes a volume through its lifecycle, with something between the calls, and returns
+// the device that it was on.
 func (c *ruleRun) cycle(between ...func()) (d device) {
 	then := func() {
 		for _, f := range between {

@@ -35,8 +35,8 @@ var identityRules = []Rule{
 	},
 	{
 		ID: "identity.info.same-everywhere", Level: Must, Spec: "GetPluginCapabilities",
-		Title: "the node and the controller endpoint tell the same about the plugin",
-		Why:   "The CO asks whichever process it meets first and applies the answer to all. All instances of one vendor_version have to report the same plugin capabilities.",
+		Title: "the node and the controller endpoint describe the plugin alike",
+		Why:   "The CO asks either process and applies the answer to all. All instances of one vendor_version have to report the same plugin capabilities.",
 		Needs: needs(twoEndpoints),
 		check: func(c *ruleRun) {
 			one := send(c, c.Identity.GetPluginInfo, &csi.GetPluginInfoRequest{}).ok()
@@ -79,7 +79,7 @@ var identityRules = []Rule{
 	{
 		ID: "capability.unimplemented", Level: Must, Spec: "Error Scheme",
 		Title: "an RPC that no capability promises answers UNIMPLEMENTED",
-		Why: "A CO tells a driver that cannot from one that failed by UNIMPLEMENTED. Another code is retried, perhaps for ever, " +
+		Why: "UNIMPLEMENTED distinguishes a missing feature from a failure. Another code is retried, perhaps for ever, " +
 			"and OK is taken for work that was done.",
 		check: func(c *ruleRun) {
 			for _, r := range rpcs {

@@ -64,7 +64,7 @@ var mutations = []mutation{
 	}},
 }
 
-// interruptions are when a call is given up: while it waits, while it works, and, of a
+// interruptions are when a call is cancelled: while it waits, while it works, and, of a
 // fast driver, when it has ended.
 var interruptions = []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond}
 
@@ -79,8 +79,8 @@ func (m mutation) rules() []Rule {
 	return []Rule{
 		{
 			ID: m.prefix + "after-cancel", Level: Must, Spec: "Timeouts",
-			Title: m.rpc + " that was cancelled succeeds when it is repeated",
-			Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
+			Title: m.rpc + " that was cancelled succeeds when it is retried",
+			Why:   "A cancelled call is not rolled back. Work that continued, or that was interrupted, must not make the retry fail.",
 			Needs: m.needs,
 			check: func(c *ruleRun) {
 				for _, after := range interruptions {
@@ -96,8 +96,8 @@ func (m mutation) rules() []Rule {
 		},
 		{
 			ID: m.prefix + "after-deadline", Level: Must, Spec: "Timeouts",
-			Title: m.rpc + " whose deadline was over succeeds when it is repeated",
-			Why:   "Sidecars give a call 10 to 15 seconds by default and repeat it, for as long as it takes: the work has to go on, or to begin anew.",
+			Title: m.rpc + " whose deadline was exceeded succeeds when it is retried",
+			Why:   "Sidecars cancel a call after 10 to 15 seconds by default and retry it indefinitely: the work has to continue, or to start again.",
 			Needs: m.needs,
 			check: func(c *ruleRun) {
 				for _, after := range interruptions {
@@ -111,9 +111,9 @@ func (m mutation) rules() []Rule {
 		},
 		{
 			ID: m.prefix + "parallel", Level: Must, Spec: m.rpc,
-			Title: m.rpc + " four times at once with the same request does it once",
+			Title: m.rpc + " with four identical concurrent requests takes effect once",
 			Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
-				"it has to end: a repeat succeeds, and all that succeeded tell of one thing.",
+				"it has to end: a retry succeeds, and all that succeeded return the same object.",
 			Needs: m.needs,
 			check: func(c *ruleRun) {
 				try := m.prepare(c)
@@ -154,7 +154,7 @@ func (c *ruleRun) finish(try attempt) string {
 var concurrencyRules = []Rule{
 	{
 		ID: "controller.parallel.many-names", Level: Must, Spec: "Concurrency",
-		Title: "sixteen volumes that are asked for at once are sixteen volumes",
+		Title: "sixteen concurrent requests with different names create sixteen volumes",
 		Why:   "A StatefulSet asks for them so. IDs that come from a clock or from a counter without a lock are there twice.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -172,7 +172,7 @@ var concurrencyRules = []Rule{
 	},
 	{
 		ID: "controller.parallel.one-volume", Level: Must, Spec: "Concurrency",
-		Title: "different calls for one volume at once each succeed, or say that another is under way, and it ends",
+		Title: "different concurrent calls for one volume succeed, or answer that another is in flight, and that ends",
 		Why: "A CO that crashed may send calls that do not go together. Whatever the order, no call fails for a reason of the driver's own, " +
 			"and the volume can be deleted in the end.",
 		Needs: needs(createVolume),

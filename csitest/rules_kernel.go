@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// Rules that look at what the kernel has, not at what the driver says.
+// Rules that check the state of the kernel, not the answers of the driver.
 var kernelRules = []Rule{
 	{
 		ID: "node.publish.mounts", Level: Must, Spec: "NodePublishVolume",

@@ -61,7 +61,7 @@ func (c *ruleRun) eventually(part func()) {
 	}
 }
 
-// trial runs a part of a rule, and gives what ended it and its failures.
+// trial runs a part of a rule, and returns what ended it and its failures.
 func (c *ruleRun) trial(part func()) (ended any, failures []Failure) {
 	before := c.failures
 	c.failures = nil
@@ -72,7 +72,7 @@ func (c *ruleRun) trial(part func()) (ended any, failures []Failure) {
 	return nil, nil
 }
 
-// waits a moment, unless it has been waited for too long.
+// waits some time, unless the timeout is over.
 func (c *ruleRun) waits(begin time.Time) bool {
 	if time.Since(begin) > cmp.Or(c.run.cfg.patience, listPatience) {
 		return false
@@ -86,13 +86,13 @@ func (c *ruleRun) waits(begin time.Time) bool {
 }
 
 // listPatience is how far a list may lag behind the calls that changed it. The
-// specification says nothing of it; stores that are distributed take a moment.
+// specification says nothing about it; distributed stores are eventually consistent.
 const listPatience = 10 * time.Second
 
 var listRules = []Rule{
 	{
 		ID: "controller.list.complete", Level: Must, Spec: "ListVolumes",
-		Title: "ListVolumes shows volumes that were made and none that were deleted",
+		Title: "ListVolumes returns volumes that were created and none that were deleted",
 		Why:   "The health monitor and the attacher take a volume that is not in the list for lost.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
@@ -111,7 +111,7 @@ var listRules = []Rule{
 	},
 	{
 		ID: "controller.list.capacity-agrees", Level: Should, Spec: "ListVolumes",
-		Title: "ListVolumes tells the capacity that CreateVolume told",
+		Title: "ListVolumes and CreateVolume return the same capacity",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
@@ -147,7 +147,7 @@ var listRules = []Rule{
 	},
 	{
 		ID: "controller.list.bad-token", Level: Must, Spec: "ListVolumes",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listVolumes),
 		check: func(c *ruleRun) {

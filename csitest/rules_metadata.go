@@ -39,8 +39,8 @@ var metadataRules = []Rule{
 	},
 	{
 		ID: "snapshot.metadata.resumes", Level: Must, Spec: "GetMetadataAllocated",
-		Title: "a stream that is resumed behind any block gives the rest of them",
-		Why:   "A backup whose connection broke goes on at the end of the last block that it has. What is missing then is missing in the backup.",
+		Title: "a stream that is resumed behind any block returns the rest of them",
+		Why:   "A backup whose connection broke continues at the end of the last block that it has. What is missing then is missing in the backup.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
@@ -178,7 +178,7 @@ var metadataRules = []Rule{
 	},
 	{
 		ID: "snapshot.metadata.delta-within-allocated", Level: Must, Spec: "GetMetadataDelta",
-		Title: "a delta and the stream of all blocks tell one volume_capacity_bytes",
+		Title: "a delta and the stream of all blocks have the same volume_capacity_bytes",
 		Why:   "The reader makes the target by the one and writes it by the other.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
@@ -210,7 +210,7 @@ func (c *ruleRun) twoSnapshots() (base, target string) {
 func end(b *csi.BlockMetadata) int64 { return b.GetByteOffset() + b.GetSizeBytes() }
 
 // sameBytes demands that two streams cover the same bytes from an offset on: how they
-// are cut into blocks is the driver's choice.
+// are divided into blocks is the driver's choice.
 func (c *ruleRun) sameBytes(got, want []*csi.BlockMetadata, from int64) {
 	if g, w := extents(got, from), extents(want, from); !slices.Equal(g, w) {
 		c.fail(fmt.Sprintf("the bytes %v", w), "%v", g)
@@ -258,7 +258,7 @@ func (c *ruleRun) delta(req *csi.GetMetadataDeltaRequest) (all []*csi.BlockMetad
 	return blocks(c, s.Recv)
 }
 
-// blocks reads a stream, and notes the size of the volume that it tells.
+// blocks reads a stream, and records the size of the volume in it.
 func blocks[M interface {
 	GetBlockMetadata() []*csi.BlockMetadata
 	GetVolumeCapacityBytes() int64

@@ -40,7 +40,7 @@ var modifyRules = []Rule{
 	},
 	{
 		ID: "controller.modify.one-by-one", Level: Must, Spec: "ControllerModifyVolume",
-		Title: "each of several parameters can be set alone",
+		Title: "each of several parameters can be set without the others",
 		Why:   "Only what is named is changed; what is absent means nothing.",
 		Needs: needs(createVolume, modifyVolume, mutable),
 		check: func(c *ruleRun) {
@@ -53,7 +53,7 @@ var modifyRules = []Rule{
 	{
 		ID: "controller.modify.volume-missing", Level: Must, Spec: "ControllerModifyVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "The code tells the CO that asking again is in vain.",
+		Why:   "With this code the CO does not retry.",
 		Needs: needs(createVolume, modifyVolume, mutable),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -87,7 +87,7 @@ var modifyRules = []Rule{
 	},
 	{
 		ID: "controller.modify.at-create", Level: Must, Spec: "CreateVolume",
-		Title: "CreateVolume takes mutable_parameters, and gives the same volume when asked again",
+		Title: "CreateVolume takes mutable_parameters, and returns the same volume to a retry",
 		Why:   "A claim names its VolumeAttributesClass from the beginning.",
 		Needs: needs(createVolume, modifyVolume, mutable),
 		check: func(c *ruleRun) {

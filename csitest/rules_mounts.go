@@ -18,7 +18,7 @@ import (
 
 const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
-	mountGroup   = 4321 // nobody's
+	mountGroup   = 4321 // unused otherwise
 	flagOfMounts = "noatime"
 )
 
@@ -29,14 +29,14 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.table", Level: Should, Spec: "NodePublishVolume",
 		Title: "a second NodePublishVolume is answered as the table of the specification has it, for every access mode",
-		Why: "The table tells for each access mode what a second publish at the same target or another one gets, with the same arguments or others: " +
+		Why: "The table has for each access mode the answer to a second publish at the same target or another one, with the same arguments or others: " +
 			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			for mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER; mode <= multiWriter; mode++ {
 				req := c.createRequest()
 				withMode(mode)(c, req)
-				if reads(mode) { // somebody has to write it first, be it a file system
+				if reads(mode) { // it has to be written first, with a file system at least
 					writer := proto.CloneOf(req.VolumeCapabilities[0])
 					writer.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 					req.VolumeCapabilities = append(req.VolumeCapabilities, writer)
@@ -59,7 +59,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.before-stage", Level: Must, Spec: "RPC Interactions",
 		Title: "a volume that is not staged is not published, and nothing is left at the target",
-		Why:   "After a reboot the staging path is an empty directory. A driver that binds it gives the pod the node's root disk.",
+		Why:   "After a reboot the staging path is an empty directory. A driver that binds it exposes the node's root disk to the pod.",
 		Needs: needs(createVolume, stageVolume),
 		check: func(c *ruleRun) {
 			v := c.volume().attach()
@@ -89,7 +89,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.stage.after-cancel", Level: Must, Spec: "Timeouts",
 		Title: "calls that were cancelled succeed when they are repeated, and are undone when they are not",
-		Why: "kubelet gives up after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
+		Why: "kubelet cancels the call after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
 			"call may still be at work. ABORTED is allowed meanwhile, but has to end.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
@@ -120,7 +120,7 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.publish.parallel", Level: Must, Spec: "NodePublishVolume",
-		Title: "several pods get the volume at once, and give it back at once",
+		Title: "several pods are published and unpublished concurrently",
 		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a repeat " +
 			"succeeds.",
 		Needs: needs(createVolume, nodeService, manyWriters),
@@ -153,12 +153,12 @@ var mountRules = []Rule{
 			req := v.statsRequest("b")
 			c.mkdir(req.GetVolumePath())
 			send(c, c.Node.NodeGetVolumeStats, req).wants(codes.NotFound)
-			_ = os.Remove(req.GetVolumePath()) // removeDir tells of it
+			_ = os.Remove(req.GetVolumePath()) // removeDir reports it
 		},
 	},
 	{
 		ID: "node.stats.agrees", Level: Should, Spec: "NodeGetVolumeStats",
-		Title: "NodeGetVolumeStats tells what the kernel tells of the file system",
+		Title: "NodeGetVolumeStats agrees with statfs",
 		Why:   "Alerts and evictions go by these numbers: an old copy or another disk's numbers come too late or for nothing.",
 		Needs: needs(createVolume, nodeService, volumeStats, mountAccess, kernelView),
 		check: func(c *ruleRun) {
@@ -167,7 +167,7 @@ var mountRules = []Rule{
 				c.write(filepath.Join(v.targetPath("a"), "data"), make([]byte, min(n, 64*mib)))
 				want, err := statfs(v.targetPath("a"))
 				if err != nil {
-					c.fail("a target that can be looked at", "%v", err)
+					c.fail("a target that statfs can read", "%v", err)
 				}
 				a := send(c, c.Node.NodeGetVolumeStats, v.statsRequest("a"))
 				for _, u := range a.ok().GetUsage() {
@@ -182,7 +182,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.mount-flags", Level: Should, Spec: "VolumeCapability",
 		Title: "mount_flags are in effect at the target",
-		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and nobody looks whether they took effect. The rule sends noatime.",
+		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and no CO checks that they took effect. The rule sends noatime.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -208,7 +208,7 @@ var mountRules = []Rule{
 			if err := os.Chown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
 				c.excuse("there is no other group in this user namespace")
 			}
-			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir tells of it
+			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir reports it
 			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().VolumeMountGroup = strconv.Itoa(mountGroup)
 			}).up("a")
@@ -220,7 +220,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.volumes-separate", Level: Must, Spec: "NodePublishVolume",
 		Title: "two volumes have different data",
-		Why:   "A wrong device, or a staging path of another volume, gives one tenant the data of another.",
+		Why:   "A wrong device, or a staging path of another volume, shows one tenant the data of another.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			v, other := c.volume().up("a"), c.volume().up("a")
@@ -232,8 +232,8 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.publish.no-stray-mounts", Level: Should, Spec: "kubelet",
-		Title: "a volume is mounted at the paths of the CO alone",
-		Why: "Before NodeUnstageVolume kubelet looks for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
+		Title: "a volume is mounted only at the paths of the CO",
+		Why: "Before NodeUnstageVolume kubelet searches for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
 			"one.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
@@ -270,7 +270,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.kubelet-restarts", Level: Must, Spec: "NodePublishVolume",
 		Title: "a kubelet that restarts stages and publishes everything again, and no mount changes",
-		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which nobody unmounts then. The number that the kernel gives " +
+		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which is never unmounted then. The number that the kernel assigns " +
 			"every mount is compared.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
@@ -371,7 +371,7 @@ func (c *ruleRun) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_
 	}
 }
 
-// reads tells whether nobody writes in that access mode.
+// reads reports whether the access mode is read-only.
 func reads(mode csi.VolumeCapability_AccessMode_Mode) bool {
 	return mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }

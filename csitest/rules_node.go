@@ -56,7 +56,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.publish.volume-missing", Level: Must, Spec: "NodePublishVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "To publish what is not there is to give the pod something else.",
+		Why:   "A driver that publishes a volume that does not exist publishes something else.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
@@ -68,7 +68,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.publish.staging-path-missing", Level: Must, Spec: "NodePublishVolume",
 		Title: "NodePublishVolume without staging_target_path is FAILED_PRECONDITION for a driver that stages",
-		Why:   "The field is required with STAGE_UNSTAGE_VOLUME, and this code tells the CO to stage first.",
+		Why:   "The field is required with STAGE_UNSTAGE_VOLUME, and with this code the CO stages first.",
 		Needs: needs(createVolume, stageVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().attach().stage().publishRequest("a")
@@ -79,7 +79,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.publish.creates-target", Level: Must, Spec: "NodePublishVolume",
 		Title: "NodePublishVolume makes the target path, as a directory for a file system",
-		Why:   "kubelet makes the parent alone.",
+		Why:   "kubelet creates only the parent directory.",
 		Needs: needs(createVolume, nodeService, mountAccess),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -135,7 +135,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.unpublish.removes-target", Level: Must, Spec: "NodeUnpublishVolume",
 		Title: "NodeUnpublishVolume removes the target path",
-		Why:   "kubelet cannot remove the pod's directory while something is in it, and for raw block nobody else removes the file.",
+		Why:   "kubelet cannot remove the pod's directory while something is in it, and for raw block the file is removed by the driver or never.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a").unpublish("a")
@@ -146,7 +146,7 @@ var nodeRules = []Rule{
 	},
 	{
 		ID: "node.stats.usage", Level: Must, Spec: "NodeGetVolumeStats",
-		Title: "NodeGetVolumeStats tells bytes that add up, at the target and at the staging path",
+		Title: "NodeGetVolumeStats returns bytes that add up, at the target and at the staging path",
 		Why:   "kubelet's metrics come from here; an answer without usage is an error to it.",
 		Needs: needs(createVolume, nodeService, volumeStats, mountAccess),
 		check: func(c *ruleRun) {

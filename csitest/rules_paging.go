@@ -10,7 +10,7 @@ import (
 )
 
 const churnWhy = "Volumes come and go while a CO reads. The specification allows a list to be wrong then; a driver whose token is a " +
-	"position is wrong often, one whose token is the last ID never. ABORTED is allowed: the CO begins anew."
+	"position is wrong often, one whose token is the last ID never. ABORTED is allowed: the CO starts over."
 
 // underChurn reads a list one by one, with a change between the pages, until it gets to
 // the end without ABORTED, and returns how often every ID was there.
@@ -141,7 +141,7 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.get.agrees", Level: Must, Spec: "ControllerGetVolume",
-		Title: "ControllerGetVolume tells what CreateVolume told",
+		Title: "ControllerGetVolume and CreateVolume return the same volume",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, getVolume),
 		check: func(c *ruleRun) {
@@ -184,8 +184,8 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.get.after-expand", Level: Must, Spec: "ControllerGetVolume",
-		Title: "ControllerGetVolume and ListVolumes tell the size that ControllerExpandVolume made",
-		Why:   "Whoever asks after an expansion must not see the old size.",
+		Title: "ControllerGetVolume and ListVolumes return the size after ControllerExpandVolume",
+		Why:   "A call after an expansion must not see the old size.",
 		Needs: needs(createVolume, getVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -9,7 +9,7 @@ import (
 var rangeRules = []Rule{
 	{
 		ID: "controller.create.no-range", Level: Must, Spec: "CreateVolume",
-		Title: "a volume is made without capacity_range",
+		Title: "a volume is created without capacity_range",
 		Why:   "The field is optional; the plugin chooses the size.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -20,8 +20,8 @@ var rangeRules = []Rule{
 	},
 	{
 		ID: "controller.create.too-small", Level: Must, Spec: "CreateVolume",
-		Title: "a limit below what the driver can make is OUT_OF_RANGE",
-		Why:   "OUT_OF_RANGE tells the CO that the size has to change. A larger volume breaks the limit, and any other code is repeated.",
+		Title: "a limit below the smallest volume of the driver is OUT_OF_RANGE",
+		Why:   "OUT_OF_RANGE means that the size has to change. A larger volume breaks the limit, and any other code is retried.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -36,8 +36,8 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.create.too-large", Level: Must, Spec: "CreateVolume",
 		Title: "a size beyond all storage is OUT_OF_RANGE",
-		Why: "OUT_OF_RANGE tells the user that the claim is wrong, RESOURCE_EXHAUSTED that there is no room now. INTERNAL, as after an " +
-			"overflow, tells nobody anything.",
+		Why: "OUT_OF_RANGE shows the user that the claim is wrong, RESOURCE_EXHAUSTED that there is no room now. INTERNAL, as after an " +
+			"overflow, explains nothing.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			for _, size := range []int64{1 << 62, 1<<63 - 1} { // rounding up must not overflow
@@ -60,7 +60,7 @@ var rangeRules = []Rule{
 			v := c.volume()
 			size := v.created.GetCapacityBytes()
 			if size == 0 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			for _, r := range []*csi.CapacityRange{{RequiredBytes: size, LimitBytes: size}, {RequiredBytes: max(1, size-1), LimitBytes: size + 1}, {LimitBytes: 2 * size}, nil} {
 				req := proto.CloneOf(v.made)
@@ -74,12 +74,12 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.create.conflict-limit", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume above limit_bytes is ALREADY_EXISTS",
-		Why:   "OK would give the CO a volume that is larger than it may be.",
+		Why:   "With OK the CO would get a volume that is larger than it may be.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			req := proto.CloneOf(v.made)
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: v.created.GetCapacityBytes() - 1}
@@ -112,7 +112,7 @@ var rangeRules = []Rule{
 		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			req := v.expandRequest(0)
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: v.created.GetCapacityBytes() - 1}
@@ -141,7 +141,7 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.expand.after-later", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a late repeat of an earlier, smaller expansion leaves the volume as large as it is",
-		Why:   "Calls that timed out may arrive after those that came later. The answer tells the size that the volume has.",
+		Why:   "Calls that timed out may arrive after those that came later. The answer has the actual size.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -9,7 +9,7 @@ import (
 var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.idempotent", Level: Must, Spec: "CreateSnapshot",
-		Title: "the same request again gives the same snapshot",
+		Title: "the same request again returns the same snapshot",
 		Why:   "csi-snapshotter repeats CreateSnapshot until ready_to_use. A second snapshot would never be deleted by anybody.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
@@ -23,7 +23,7 @@ var snapshotRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.names-source", Level: Must, Spec: "Snapshot",
-		Title: "a snapshot tells the volume that it was taken of",
+		Title: "a snapshot names the volume that it was taken of",
 		Why:   "source_volume_id is what a restore is checked against.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
@@ -36,7 +36,7 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.name-taken", Level: Must, Spec: "CreateSnapshot",
 		Title: "a name that is taken by a snapshot of another volume is ALREADY_EXISTS",
-		Why:   "OK would give the CO a snapshot of another volume's data.",
+		Why:   "With OK the CO would get a snapshot of another volume's data.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
@@ -93,7 +93,7 @@ var snapshotRules = []Rule{
 				for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: s.GetSnapshotId()}, {SourceVolumeId: v.id}} {
 					a := send(c, c.Controller.ListSnapshots, req)
 					if e := a.ok().GetEntries(); len(e) != 1 || e[0].GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
-						a.wrong("the snapshot %s alone", s.GetSnapshotId())
+						a.wrong("only the snapshot %s", s.GetSnapshotId())
 					}
 				}
 			})
@@ -106,7 +106,7 @@ var snapshotRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.list-bad-token", Level: Must, Spec: "ListSnapshots",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listSnapshots),
 		check: func(c *ruleRun) {
@@ -115,7 +115,7 @@ var snapshotRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.get", Level: Must, Spec: "GetSnapshot",
-		Title: "GetSnapshot gives the snapshot, and NOT_FOUND for one that does not exist",
+		Title: "GetSnapshot returns the snapshot, and NOT_FOUND for one that does not exist",
 		Why:   "The code decides whether the CO takes the snapshot for gone, or asks again.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
 		check: func(c *ruleRun) {

@@ -91,14 +91,14 @@ var snapshotLifecycleRules = []Rule{
 		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
 			if s.GetSizeBytes() == 0 {
-				c.excuse("CreateSnapshot does not tell size_bytes")
+				c.excuse("CreateSnapshot does not return size_bytes")
 			}
 			c.volume(from(snapshotSource(s.GetSnapshotId())), sized(&csi.CapacityRange{RequiredBytes: s.GetSizeBytes()}))
 		},
 	},
 	{
 		ID: "controller.snapshot.list-agrees", Level: Must, Spec: "ListSnapshots",
-		Title: "ListSnapshots tells what CreateSnapshot told",
+		Title: "ListSnapshots and CreateSnapshot return the same snapshot",
 		Why:   "csi-snapshotter asks ListSnapshots for the status of snapshots that it did not make itself.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
@@ -140,7 +140,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.list-both-filters", Level: Must, Spec: "ListSnapshots",
 		Title: "a snapshot is listed if it has the ID and the source that are asked for, both",
-		Why:   "Every filter narrows the list. A driver that looks at one alone shows another volume's snapshot.",
+		Why:   "Every filter narrows the list. A driver that applies only one shows another volume's snapshot.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
 			v, other := c.volume(), c.volume()
@@ -189,7 +189,7 @@ var snapshotLifecycleRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.get-agrees", Level: Must, Spec: "GetSnapshot",
-		Title: "GetSnapshot tells what CreateSnapshot told",
+		Title: "GetSnapshot and CreateSnapshot return the same snapshot",
 		Why:   "Two answers about one snapshot, of which one is wrong.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
 		check: func(c *ruleRun) {
@@ -204,7 +204,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.get-deleted", Level: Must, Spec: "GetSnapshot",
 		Title: "a snapshot that was deleted is NOT_FOUND",
-		Why:   "The code tells the CO that the snapshot is gone for good.",
+		Why:   "With this code the CO knows that the snapshot is gone for good.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
 		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
@@ -215,7 +215,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.name-reusable", Level: Must, Spec: "CreateSnapshot",
 		Title: "the name of a deleted snapshot can be used again, also for another volume",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
@@ -231,7 +231,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.several", Level: Must, Spec: "CreateSnapshot",
 		Title: "a volume has as many snapshots as there are names",
-		Why:   "The name is what makes two requests one. A driver that goes by the volume gives the first snapshot for all.",
+		Why:   "Two requests are the same if their names are. A driver that compares only the volume returns the first snapshot for all.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -261,7 +261,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a snapshot's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two snapshots for one.",
+		Why:   "A driver that truncates names takes two snapshots for one.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()

@@ -64,13 +64,13 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "too-small", Level: Must, Spec: "CreateVolume",
 			Title: "a volume that may not be as large as its " + s.noun + " is OUT_OF_RANGE",
-			Why:   "What does not fit is cut off, and nobody notices before it is read.",
+			Why:   "Data that does not fit is truncated, which goes unnoticed until it is read.",
 			Needs: needs(createVolume, s.need),
 			check: func(c *ruleRun) {
 				v := c.volume()
 				size := v.created.GetCapacityBytes()
 				if size < 2 {
-					c.excuse("CreateVolume does not tell capacity_bytes")
+					c.excuse("CreateVolume does not return capacity_bytes")
 				}
 				req := c.createRequest()
 				from(s.of(v))(c, req)
@@ -110,7 +110,7 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "conflict", Level: Must, Spec: "CreateVolume",
 			Title: "a name that is taken by an empty volume is ALREADY_EXISTS for one from a " + s.noun,
-			Why:   "OK would give the CO an empty volume, which it takes for the data.",
+			Why:   "With OK the CO would get an empty volume, which it takes for the data.",
 			Needs: needs(createVolume, s.need),
 			check: func(c *ruleRun) {
 				v := c.volume()
@@ -142,7 +142,7 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "data", Level: Must, Spec: "CreateVolume",
 			Title: "a volume from a " + s.noun + " holds its data, and nothing that was written later",
-			Why:   "An empty volume, or one of another moment, is what a backup must never give back.",
+			Why:   "A restore must never return an empty volume, or one of another point in time.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
 			check: func(c *ruleRun) {
 				v := c.volume().up("a")
@@ -155,7 +155,7 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "separate", Level: Must, Spec: "CreateVolume",
 			Title: "what is written to a volume from a " + s.noun + " does not show in the source",
-			Why:   "The two are volumes of their own. Shared blocks have to be copied before one of the two writes.",
+			Why:   "The two are independent volumes. Shared blocks have to be copied before one of them is written.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
 			check: func(c *ruleRun) {
 				v := c.volume().up("a")
@@ -255,14 +255,14 @@ func (v *volume) holds(pod string, want []byte) {
 	}
 }
 
-// total is the size that NodeGetVolumeStats tells.
+// total is the size that NodeGetVolumeStats returns.
 func (v *volume) total(pod string) int64 {
 	for _, u := range send(v.c, v.c.Node.NodeGetVolumeStats, v.statsRequest(pod)).ok().GetUsage() {
 		if u.GetUnit() == csi.VolumeUsage_BYTES {
 			return u.GetTotal()
 		}
 	}
-	v.c.excuse("NodeGetVolumeStats tells no bytes")
+	v.c.excuse("NodeGetVolumeStats returns no bytes")
 	return 0
 }
 

@@ -2,7 +2,7 @@ package csitest
 
 import "google.golang.org/grpc/codes"
 
-// Judges of every error.
+// Rules that check every recorded error.
 var statusRules = []Rule{
 	{
 		ID: "status.message", Level: Must, Spec: "Error Scheme",
@@ -36,7 +36,7 @@ var statusRules = []Rule{
 	},
 }
 
-// maxBreaches is how many calls a judge shows; more of one kind teach nothing.
+// maxBreaches is how many calls such a rule reports; more of one kind add nothing.
 const maxBreaches = 3
 
 func eachCall(check func(*ruleRun, *Call)) func(*ruleRun, []*Call) {

@@ -31,7 +31,7 @@ func nowhere(t *csi.Topology) *csi.Topology {
 	return t
 }
 
-// within tells whether every segment of the volume's topology is one of the place.
+// within reports whether every segment of the volume's topology is one of the place.
 func within(volume, place *csi.Topology) bool {
 	for k, v := range volume.GetSegments() {
 		if place.GetSegments()[k] != v {
@@ -41,7 +41,7 @@ func within(volume, place *csi.Topology) bool {
 	return true
 }
 
-// accessible tells whether v can be reached from the place. No topology means that it
+// accessible reports whether v can be reached from the place. No topology means that it
 // can from everywhere.
 func accessible(v *csi.Volume, place *csi.Topology) bool {
 	all := v.GetAccessibleTopology()
@@ -57,7 +57,7 @@ func placed(requisite, preferred []*csi.Topology) volumeOption {
 var topologyRules = []Rule{
 	{
 		ID: "topology.node-place", Level: Should, Spec: "NodeGetInfo",
-		Title: "NodeGetInfo tells where the node is",
+		Title: "NodeGetInfo returns the topology of the node",
 		Why:   "A CO compares the node's accessible_topology with the volume's. Without it every node, or none, suits a volume that is in one place.",
 		Needs: needs(volumeTopology, nodeService),
 		check: func(c *ruleRun) {
@@ -69,7 +69,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.no-requirement", Level: Must, Spec: "CreateVolume",
 		Title: "a volume without accessibility_requirements can be published to every node that its accessible_topology allows",
-		Why:   "The field is optional. The CO schedules the pod by the accessible_topology that it is told; without one the volume is taken to be everywhere.",
+		Why:   "The field is optional. The CO schedules the pod by the accessible_topology in the answer; without one the volume is taken to be everywhere.",
 		Needs: needs(createVolume, attachVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = nil })
@@ -94,7 +94,7 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.create.any-of-requisite", Level: Must, Spec: "TopologyRequirement",
-		Title: "a place where nothing can be made does not keep a volume from another of requisite",
+		Title: "a place where nothing can be created does not keep a volume from another of requisite",
 		Why:   "The volume must be accessible from one of requisite at least. A node without storage is no reason to fail.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
@@ -135,8 +135,8 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.unsatisfiable", Level: Must, Spec: "CreateVolume",
 		Title: "a volume in a place that does not exist is RESOURCE_EXHAUSTED",
-		Why: "external-provisioner takes RESOURCE_EXHAUSTED for a reason to have the pod scheduled anew. Another code makes it try the same " +
-			"place for ever, and OK gives a volume that no pod can use.",
+		Why: "external-provisioner has the pod rescheduled after RESOURCE_EXHAUSTED. Another code makes it try the same " +
+			"place for ever, and OK means a volume that no pod can use.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -168,7 +168,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.conflict", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another place is not OK",
-		Why:   "OK would give the CO a volume that cannot be accessed from where it asked for.",
+		Why:   "With OK the CO would get a volume that cannot be accessed from where it asked for.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			here := c.place()
@@ -184,7 +184,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.preferred-not-requisite", Level: Should, Spec: "TopologyRequirement",
 		Title: "a preferred place that is not one of requisite is INVALID_ARGUMENT",
-		Why:   "All of preferred must be in requisite as well. A driver that goes by preferred alone makes the volume where it must not be.",
+		Why:   "All of preferred must be in requisite as well. A driver that reads only preferred creates the volume where it must not be.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			here := c.place()
@@ -210,7 +210,7 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.list-agrees", Level: Should, Spec: "ListVolumes",
-		Title: "ListVolumes tells the accessible_topology that CreateVolume told",
+		Title: "ListVolumes and CreateVolume return the same accessible_topology",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, volumeTopology, listVolumes),
 		check: func(c *ruleRun) {
@@ -223,7 +223,7 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.clone-place", Level: Must, Spec: "CreateVolume",
-		Title: "a clone that is asked for where its source cannot be copied to is not made elsewhere",
+		Title: "a clone that is asked for where its source cannot be copied to is not created elsewhere",
 		Why:   "accessibility_requirements bind for a volume with a source as well. RESOURCE_EXHAUSTED makes the scheduler choose another node.",
 		Needs: needs(createVolume, volumeTopology, cloneVolume, nodeService),
 		check: func(c *ruleRun) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A volume is one that a rule has made, with the paths that kubelet would use.
+// A volume is one that a rule has created, with the paths that kubelet would use.
 type volume struct {
 	c              *ruleRun
 	made           *csi.CreateVolumeRequest
@@ -56,7 +56,7 @@ func (r *run) readWriteOnce() csi.VolumeCapability_AccessMode_Mode {
 	return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 }
 
-// capability is that of the volumes which a rule makes without saying more: a file
+// capability is that of the volumes which a rule creates by default: a file
 // system, or raw block if the driver has nothing else.
 func (c *ruleRun) capability() *csi.VolumeCapability {
 	if c.run.offers(mountCapability) || !c.run.offers(blockCapability) {
@@ -101,7 +101,7 @@ func (c *ruleRun) volume(opts ...volumeOption) *volume {
 	return c.volumeOf(req, step(c, c.Controller.CreateVolume, req).GetVolume())
 }
 
-// volumeOf is the volume that an answer to req has told of.
+// volumeOf is the volume of an answer to req.
 func (c *ruleRun) volumeOf(req *csi.CreateVolumeRequest, made *csi.Volume) *volume {
 	return &volume{c: c, made: req, created: made, id: made.GetVolumeId(), node: c.run.nodeID}
 }
@@ -251,7 +251,7 @@ func (v *volume) detach() *volume {
 
 func (v *volume) delete() { step(v.c, v.c.Controller.DeleteVolume, v.deleteRequest()) }
 
-// Paths of kubelet. What kubelet makes before it calls is made here.
+// Paths of kubelet. What kubelet creates before it calls is created here.
 
 func (v *volume) stagingPath() string {
 	plugins := filepath.Join(v.c.run.dir, "plugins/kubernetes.io/csi")
@@ -324,7 +324,7 @@ func volumeSource(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// unknownID is the ID of a volume that is no more.
+// unknownID is the ID of a deleted volume.
 func (c *ruleRun) unknownID() string {
 	if c.has(createVolume) {
 		v := c.volume()

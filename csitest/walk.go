@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Walk leads one volume of each kind through its life, as kubelet and the sidecars
-// do, and tells out about it line by line, with a table of times: made, attached,
+// Walk takes one volume of each kind through its lifecycle, as kubelet and the sidecars
+// do, and writes each step to out, with a table of times: created, attached,
 // staged, published to two pods, written and read, through kill -9 of the driver if
 // that can be started again, expanded under writes, and down. A kind is "block" or
 // the name of a file system; none at all means what the driver offers.
@@ -245,9 +245,9 @@ func (w *walk) kill() {
 
 func (w *walk) expand() {
 	grown := 2 * w.ruleRun.run.cfg.Size
-	looks := w.has(kernelView)
+	kernel := w.has(kernelView)
 	var writers []*writer
-	if looks {
+	if kernel {
 		w.row("pod a begins to write", func(v *walked) { writers = append(writers, w.startWriter(v)) })
 	}
 	defer func() {
@@ -271,7 +271,7 @@ func (w *walk) expand() {
 			fmt.Fprintln(w.out, "    later: FAILED_PRECONDITION, the driver grows it when it is staged again")
 		}
 	}
-	if !looks {
+	if !kernel {
 		return
 	}
 	var notes []string

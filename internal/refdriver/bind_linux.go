@@ -38,8 +38,8 @@ func growDisk(path string, size int64) error {
 	return unix.Mount("", path, "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", size))
 }
 
-// giveTo gives the directory to the group.
-func giveTo(path string, gid int) error {
+// setGroup sets the group of the directory.
+func setGroup(path string, gid int) error {
 	if err := os.Chown(path, -1, gid); err != nil {
 		return err
 	}

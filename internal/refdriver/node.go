@@ -62,7 +62,7 @@ func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
 		if gid, err := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); err == nil {
-			if err := giveTo(path, gid); err != nil {
+			if err := setGroup(path, gid); err != nil {
 				return nil, status.Error(codes.Unavailable, errors.Join(err, Unbind(path)).Error())
 			}
 		}
@@ -208,7 +208,7 @@ func (d *Driver) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealth
 // data is where the files of a volume lie.
 func (d *Driver) data(id string) string { return filepath.Join(d.Dir, id) }
 
-// mounts tells whether the volume is mounted for real.
+// mounts reports whether the volume is mounted for real.
 func (d *Driver) mounts(v *volume) bool { return d.Dir != "" && !v.isBlock() }
 
 func (d *Driver) makeData(v *volume) error {
@@ -223,7 +223,7 @@ func (d *Driver) makeData(v *volume) error {
 }
 
 // copyData copies the data of one ID to another, for every pair of IDs, as it was at one
-// moment: what does not read the same twice is copied again.
+// point in time: what does not read the same twice is copied again.
 func (d *Driver) copyData(pairs ...string) error {
 	for again := d.Dir != ""; again; {
 		again = false
@@ -243,7 +243,7 @@ func (d *Driver) copyData(pairs ...string) error {
 	return nil
 }
 
-// sameData tells whether the files of a are in b, too.
+// sameData reports whether the files of a are in b, too.
 func sameData(a, b string) bool {
 	files, err := os.ReadDir(a)
 	for _, f := range files {
