@@ -75,7 +75,7 @@ func (r *recorder) count() int {
 type conn struct {
 	to       *grpc.ClientConn
 	endpoint string
-	c        *Case
+	c        *ruleRun
 	cleanup  bool
 }
 
@@ -130,7 +130,7 @@ func (n *conn) Invoke(ctx context.Context, method string, req, resp any, opts ..
 }
 
 // NewStream implements grpc.ClientConnInterface. The call is recorded when the
-// stream has ended; CSI has streams from the server alone.
+// stream has ended; CSI only has streams from the server.
 func (n *conn) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	s, err := n.to.NewStream(ctx, desc, method, opts...)
 	if err != nil {
@@ -146,14 +146,14 @@ type stream struct {
 	method string
 	ctx    context.Context
 	call   *Call
-	judge  *csispec.MetadataStream
+	order  *csispec.MetadataStream
 }
 
 func (s *stream) SendMsg(m any) error {
 	m = s.n.c.withSecrets(m)
 	s.call = s.n.begin(s.ctx, s.method, m)
 	if req, ok := m.(csispec.MetadataRequest); ok {
-		s.judge = csispec.NewMetadataStream(req)
+		s.order = csispec.NewMetadataStream(req)
 	}
 	return s.ClientStream.SendMsg(m)
 }
@@ -170,8 +170,8 @@ func (s *stream) RecvMsg(m any) error {
 			s.call.Messages = append(s.call.Messages, proto.Clone(msg))
 			s.call.Invalid = append(s.call.Invalid, s.n.c.run.validate(msg)...)
 		}
-		if resp, ok := m.(csispec.MetadataResponse); ok && s.judge != nil {
-			s.call.Invalid = append(s.call.Invalid, violations(s.judge.Next(resp))...)
+		if resp, ok := m.(csispec.MetadataResponse); ok && s.order != nil {
+			s.call.Invalid = append(s.call.Invalid, violations(s.order.Next(resp))...)
 		}
 	}
 	return err

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	readyTimeout = 30 * time.Second // of the driver, after a start; the sidecars' patience
+	readyTimeout = 30 * time.Second // of the driver, after a start; as the sidecars wait
 	callTimeout  = 2 * time.Minute  // kubelet's
-	graceTimeout = 5 * time.Second  // for a rule whose time is over to notice
+	graceTimeout = 5 * time.Second  // for a rule to end after its timeout
 )
 
 // A run is one Check.
@@ -38,7 +38,7 @@ type run struct {
 	maxVolumes       int64         // that it takes; 0: the CO decides
 	dir              string
 	logFrom          int64
-	besides          map[string][]string // what else was in the directories of the sockets
+	siblings         map[string][]string // what else was in the directories of the sockets
 	record           recorder
 	validation       []csispec.Option
 	report           *Report
@@ -51,21 +51,21 @@ type run struct {
 }
 
 // Check runs the rules against the driver and returns what it found, which is a
-// Report also when rules fail. An error says that the driver could not be checked:
-// it does not answer, the configuration is wrong, or the driver has volumes of
-// others.
+// Report also when rules fail. An error means that the driver could not be checked:
+// it does not answer, the configuration is wrong, or the driver has foreign volumes
+// ([ForeignVolumesError]).
 //
-// When ctx ends the rule under way is ended, cleaned up after, and the rest is
-// reported as not run. Cleaning up has its own time and goes on then.
+// When ctx ends, the running rule is interrupted and cleaned up after, and the others are
+// reported as not run. Cleanup has its own timeout and continues.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	selected := Rules(cfg.Rules...)
 	if len(selected) == 0 {
-		return nil, fmt.Errorf("csitest: no rule is selected by %s; csicheck -list prints them", strings.Join(cfg.Rules, ","))
+		return nil, fmt.Errorf("csitest: no rule is selected by %s", strings.Join(cfg.Rules, ","))
 	}
 	return checkRules(ctx, target, cfg, selected)
 }
 
-// checkRules is Check with rules that are given.
+// checkRules is Check with the given rules.
 func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule) (*Report, error) {
 	r := &run{target: target, cfg: cfg, offered: map[bool]bool{}, report: &Report{Begin: time.Now(), DryRun: cfg.DryRun}}
 	if err := r.configure(); err != nil {
@@ -131,9 +131,9 @@ func (r *run) configure() error {
 	case t.Endpoint == "":
 		return errors.New("csitest: an endpoint is required, such as unix:///run/csi/csi.sock")
 	case t.Start != nil && t.Restart != nil:
-		return errors.New("csitest: the driver is either started here or restarted by a command of its own, not both")
+		return errors.New("csitest: the driver is either started here or restarted by another command, not both")
 	case t.StartController != nil && (t.Start == nil || t.ControllerEndpoint == ""):
-		return errors.New("csitest: a controller plugin that is started here has an endpoint of its own, and the node plugin is started here as well")
+		return errors.New("csitest: a controller plugin that is started here needs its own endpoint, and the node plugin has to be started here as well")
 	}
 	r.cfg.Prefix = cmp.Or(r.cfg.Prefix, "csicheck-"+strings.ToLower(rand.Text()[:6]))
 	if len(r.cfg.Prefix) > 64 {
@@ -151,7 +151,7 @@ func (r *run) configure() error {
 		r.dir, err = os.MkdirTemp(dir, "csicheck-")
 	}
 	if err != nil {
-		return fmt.Errorf("csitest: kubelet's directory: %w", err)
+		return fmt.Errorf("csitest: create a directory for the paths of kubelet: %w", err)
 	}
 	return nil
 }
@@ -175,11 +175,11 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 		switch {
 		case r.cfg.DryRun && (n.Text == mountAccess.Text || n.Text == blockAccess.Text): // takes trying
 		case n.met(r):
-		case n.Flag == "":
+		case n.Facility == "":
 			x.Outcome, x.Reason = DoesNotApply, "the driver does not have "+n.Text
 			return x
 		case x.Outcome == "":
-			x.Outcome, x.Reason, x.Flag = NotRun, "needs "+n.Text, n.Flag
+			x.Outcome, x.Reason, x.Missing = NotRun, "needs "+n.Text, n.Facility
 		}
 	}
 	switch {
@@ -191,8 +191,8 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	}
 	before := r.record.count()
 	r.try(ctx, &x)
-	if rule.judge != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
-		x.Outcome, x.Reason, x.Flag = NotRun, "it judges the calls of other rules, and none made one", "-rules with others, such as controller."
+	if rule.checkCalls != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
+		x.Outcome, x.Reason, x.Missing = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
 	}
 	x.Calls = r.record.count() - before
 	x.Took = time.Since(x.Begin)
@@ -218,8 +218,8 @@ func (r *run) try(ctx context.Context, x *Result) {
 				broken = fmt.Sprintf("%v\n%s", p, debug.Stack())
 			}
 		}()
-		if x.Rule.judge != nil {
-			x.Rule.judge(c, r.record.all())
+		if x.Rule.checkCalls != nil {
+			x.Rule.checkCalls(c, r.record.all())
 			return
 		}
 		x.Rule.check(c)
@@ -230,11 +230,11 @@ func (r *run) try(ctx context.Context, x *Result) {
 		select {
 		case <-ended:
 		case <-time.After(graceTimeout):
-			x.Outcome, x.Reason = Broken, fmt.Sprintf("the rule did not end %v after its time of %v", graceTimeout, limit)
+			x.Outcome, x.Reason = Broken, fmt.Sprintf("the rule did not end within %v of its timeout of %v", graceTimeout, limit)
 			return // what it may still be doing is not ours to undo
 		}
 	}
-	r.revive(ctx, c)
+	r.restartIfLost(ctx, c)
 	r.clean(ctx, c)
 	x.Failures = c.failures
 	switch {
@@ -248,23 +248,23 @@ func (r *run) try(ctx context.Context, x *Result) {
 		x.Outcome, x.Reason = DoesNotApply, excuse
 	case limited.Err() != nil:
 		x.Outcome = Failed
-		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule's time of %v was over", limit), Reproduce: c.reproduce(nil)}}
+		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
 	default:
 		x.Outcome = Passed
 	}
 }
 
-func (r *run) newCase(ctx context.Context, rule Rule) *Case {
+func (r *run) newCase(ctx context.Context, rule Rule) *ruleRun {
 	r.mu.Lock()
 	r.cases++
-	c := &Case{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
+	c := &ruleRun{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
 	r.mu.Unlock()
 	c.clients(false)
 	return c
 }
 
-// clean undoes what the case left, with time of its own.
-func (r *run) clean(ctx context.Context, c *Case) {
+// clean undoes what the rule left, with its own timeout.
+func (r *run) clean(ctx context.Context, c *ruleRun) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.CleanupTimeout)
 	defer cancel()
 	left := c.cleanup(ctx)

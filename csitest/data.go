@@ -14,10 +14,10 @@ import (
 	"syscall"
 )
 
-// Data that volumes are given, and that is asked for again.
+// Data that is written to volumes and read back.
 
 // dataSize leaves room for what is written later.
-func (w *walk) dataSize() int64 { return min(w.Case.run.cfg.Size/8, 32*mib) }
+func (w *walk) dataSize() int64 { return min(w.ruleRun.run.cfg.Size/8, 32*mib) }
 
 // file is where a pod keeps its data: a file, or the device itself.
 func (v *volume) file(target, name string) string {
@@ -77,7 +77,7 @@ func (w *walk) checkData(v *walked, pod string) {
 }
 
 // refusesWrites tries to make a file where that must be refused.
-func (c *Case) refusesWrites(target string) {
+func (c *ruleRun) refusesWrites(target string) {
 	err := os.WriteFile(filepath.Join(target, "written"), nil, 0o600)
 	if !errors.Is(err, syscall.EROFS) {
 		c.fail("EROFS when a file is made below the target path", "%v", err)
@@ -90,7 +90,7 @@ type writer struct {
 	offset int64 // where it begins
 	span   int64 // how far it may go
 	stop   context.CancelFunc
-	wrote  chan int64 // the number of blocks so far, for whoever listens
+	wrote  chan int64 // the number of blocks so far, if there is a receiver
 	done   chan error
 	blocks int64 // valid once done
 }
@@ -102,7 +102,7 @@ const (
 
 // startWriter returns a writer that is well under way, behind the first data.
 func (w *walk) startWriter(v *walked) *writer {
-	x := &writer{span: w.Case.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
+	x := &writer{span: w.ruleRun.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
 	x.path = v.file(v.targetPath("a"), "log")
 	if v.isBlock() {
 		x.offset = w.dataSize()
@@ -110,19 +110,19 @@ func (w *walk) startWriter(v *walked) *writer {
 	ctx, stop := context.WithCancel(w.ctx)
 	x.stop = stop
 	go func() { x.done <- x.write(ctx, v.create()) }()
-	x.more(w.Case)
+	x.more(w.ruleRun)
 	return x
 }
 
 // more waits until some more blocks were written, or the room was full.
-func (x *writer) more(c *Case) {
+func (x *writer) more(c *ruleRun) {
 	for range atLeast {
 		select {
 		case <-x.wrote:
 		case err := <-x.done:
 			x.done <- err
 			if err != nil {
-				c.fail("writes that go on", "%v", err)
+				c.fail("writes that continue", "%v", err)
 			}
 			return
 		}
@@ -150,23 +150,23 @@ func (x *writer) write(ctx context.Context, create int) error {
 
 // end stops the writer, once more was written if that is asked for, and reads back
 // all that it wrote.
-func (x *writer) end(c *Case, more bool) (written int64) {
+func (x *writer) end(c *ruleRun, more bool) (written int64) {
 	if more {
 		x.more(c)
 	}
 	x.stop()
 	if err := <-x.done; err != nil {
-		c.fail("writes that go on", "%v", err)
+		c.fail("writes that continue", "%v", err)
 	}
 	f, err := os.Open(x.path)
 	if err != nil {
-		c.fail("what was written meanwhile", "%v", err)
+		c.fail("the data written meanwhile", "%v", err)
 	}
 	defer f.Close()
 	got := make([]byte, writerBlock)
 	for i := range x.blocks {
 		if _, err := f.ReadAt(got, x.offset+i*writerBlock); err != nil || !bytes.Equal(got, blockAt(i)) {
-			c.fail("what was written meanwhile", "block %d of %s was lost or damaged (%v)", i, x.path, err)
+			c.fail("the data written meanwhile", "block %d of %s was lost or damaged (%v)", i, x.path, err)
 		}
 	}
 	return x.blocks * writerBlock

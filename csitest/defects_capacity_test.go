@@ -182,7 +182,7 @@ var topologyDefects = []defect{
 		unary: after(func(r *csi.NodeGetInfoResponse) { r.AccessibleTopology = nil }),
 	},
 	{
-		breaks: "topology.create.unasked", does: "a volume that was made without a place cannot be published",
+		breaks: "topology.create.no-requirement", does: "a volume that was made without a place cannot be published",
 		unary: func() grpc.UnaryServerInterceptor {
 			var placeless sync.Map
 			return chain(
@@ -255,7 +255,7 @@ var topologyDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "topology.create.taken", does: "a taken name is OK whatever the place",
+		breaks: "topology.create.conflict", does: "a taken name is OK whatever the place",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) {
 			r.AccessibilityRequirements = first.GetAccessibilityRequirements()
 		}),
@@ -300,7 +300,7 @@ var rangeDefects = []defect{
 		unary: refusing(codes.OutOfRange, func(r *csi.CreateVolumeRequest) bool {
 			return r.GetCapacityRange() == nil && r.GetName() != "" && r.GetVolumeContentSource() == nil
 		}),
-		also: map[string]string{"controller.create.taken-compatible": "it repeats without a range"},
+		also: map[string]string{"controller.create.existing-compatible": "it repeats without a range"},
 	},
 	{
 		breaks: "controller.create.too-small", does: "INVALID_ARGUMENT for a small limit",
@@ -321,13 +321,13 @@ var rangeDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.taken-compatible", does: "a taken name is ALREADY_EXISTS unless the range is the same",
+		breaks: "controller.create.existing-compatible", does: "a taken name is ALREADY_EXISTS unless the range is the same",
 		unary: takenRefused(func(r *csi.CreateVolumeRequest) bool {
 			return r.GetCapacityRange().GetLimitBytes() > 0 && r.GetCapacityRange().GetLimitBytes() == r.GetCapacityRange().GetRequiredBytes()
 		}),
 	},
 	{
-		breaks: "controller.create.taken-limit", does: "the limit is not compared",
+		breaks: "controller.create.conflict-limit", does: "the limit is not compared",
 		unary: ifTaken(func(r, _ *csi.CreateVolumeRequest) {
 			if r.GetCapacityRange().GetRequiredBytes() == 0 {
 				r.CapacityRange = nil

@@ -43,6 +43,31 @@ func failing(code codes.Code) func() error {
 	return func() error { return status.Error(code, "not now") }
 }
 
+// canaryPath is where an ID or a path leads from a directory that is not very deep. It is
+// empty for everything but canaries: these defects run on the machine's own files.
+func canaryPath(id string) string {
+	path := filepath.Join("/a/b/c", id)
+	if filepath.IsAbs(id) {
+		path = filepath.Clean(id)
+	}
+	if !strings.Contains(path, "/csicheck-") || !strings.Contains(path, "/canary/") || strings.ContainsAny(path, "$;`\x00") {
+		return ""
+	}
+	return path
+}
+
+// usesID does something to the path that an ID of one RPC leads to.
+func usesID(method string, do func(path string)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(interface{ GetVolumeId() string }); ok && path.Base(info.FullMethod) == method {
+			if p := canaryPath(r.GetVolumeId()); p != "" {
+				do(p)
+			}
+		}
+		return handler(ctx, req)
+	}
+}
+
 var hostileDefects = []defect{
 	{
 		breaks: "hostile.ids", does: "INTERNAL for an ID with a slash",
@@ -52,6 +77,53 @@ var hostileDefects = []defect{
 			}
 			return handler(ctx, req)
 		},
+	},
+	{breaks: "hostile.ids", does: "DeleteVolume removes what the ID leads to", unary: usesID("DeleteVolume", func(path string) { os.RemoveAll(path) })},
+	{breaks: "hostile.ids", does: "NodeStageVolume keeps a file beside it", unary: usesID("NodeStageVolume", func(path string) { os.WriteFile(path+".json", nil, 0o600) })},
+	{breaks: "hostile.ids", does: "ControllerExpandVolume truncates it", unary: usesID("ControllerExpandVolume", func(path string) { os.Truncate(path, 1) })},
+	{breaks: "hostile.ids", does: "NodeUnpublishVolume changes the mode", unary: usesID("NodeUnpublishVolume", func(path string) { os.Chmod(path, 0o777) })},
+	{breaks: "hostile.ids", does: "ControllerPublishVolume replaces it", unary: usesID("ControllerPublishVolume", func(path string) {
+		if text, err := os.ReadFile(path); err == nil {
+			os.Remove(path)
+			os.WriteFile(path, text, 0o640)
+		}
+	})},
+	{
+		breaks: "hostile.ids", does: "ControllerGetVolume shows what the ID leads to",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if r, ok := req.(*csi.ControllerGetVolumeRequest); ok {
+				if text, err := os.ReadFile(canaryPath(r.GetVolumeId())); err == nil {
+					return nil, status.Errorf(codes.NotFound, "bad metadata: %s", text)
+				}
+			}
+			return handler(ctx, req)
+		},
+	},
+	{
+		breaks: "hostile.ids", does: "ControllerUnpublishVolume hands the ID to a shell",
+		unary: before(func(r *csi.ControllerUnpublishVolumeRequest) {
+			if strings.Contains(r.GetVolumeId(), "/canary/") && !strings.Contains(r.GetVolumeId(), "\x00") {
+				exec.Command("/bin/sh", "-c", "true "+r.GetVolumeId()).Run()
+			}
+		}),
+	},
+	{
+		breaks: "hostile.ids", does: "NodeStageVolume mounts there", kernel: true,
+		unary: usesID("NodeStageVolume", func(path string) {
+			if refdriver.Bind(path, path, false) == nil {
+				time.AfterFunc(5*time.Second, func() { refdriver.Unbind(path) })
+			}
+		}),
+		mayAlso: because("the mount is counted until it goes", "leaks.node", "leaks.after-kill"),
+		leaves:  "the mount", only: true,
+	},
+	{
+		breaks: "hostile.paths", does: "a target path is made before it is checked",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if path := canaryPath(r.GetTargetPath()); path != "" && !filepath.IsAbs(r.GetTargetPath()) {
+				os.MkdirAll(path, 0o750)
+			}
+		}),
 	},
 	{
 		breaks: "hostile.paths", does: "a path that is too long is UNAVAILABLE",
@@ -110,7 +182,7 @@ var hostileDefects = []defect{
 	},
 	{breaks: "sidecar.external-snapshotter-groups", does: "GroupControllerGetCapabilities fails", unary: forSidecar("external-snapshotter-groups", "GroupControllerGetCapabilities", failing(codes.Unavailable))},
 	{
-		breaks: "socket.alone", does: "a lock file beside the socket",
+		breaks: "socket.directory", does: "a lock file beside the socket",
 		unary: before(func(r *csi.NodeStageVolumeRequest) {
 			if dir, _, ok := strings.Cut(r.GetStagingTargetPath(), "/csicheck-"); ok {
 				os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600)
@@ -154,7 +226,7 @@ var hostileDefects = []defect{
 				return err
 			})
 		}(),
-		also: map[string]string{"socket.alone": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
+		also: map[string]string{"socket.directory": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
 	},
 	func() defect {
 		var mu sync.Mutex
@@ -176,7 +248,7 @@ var hostileDefects = []defect{
 					killed = false
 				}
 			}),
-			mayAlso: because("the mounts are beside the socket", "socket.alone"),
+			mayAlso: because("the mounts are beside the socket", "socket.directory"),
 		}
 	}(),
 }

@@ -61,7 +61,7 @@ var mountDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "node.stage.again-otherwise", does: "what is staged is staged",
+		breaks: "node.stage.conflict", does: "what is staged is staged",
 		unary: afterStage(func(_ *csi.NodeStageVolumeRequest, err error) error {
 			if status.Code(err) == codes.FailedPrecondition {
 				return nil
@@ -71,7 +71,7 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.stage.after-cancel", does: "a volume whose staging was cancelled is half staged", only: true,
-		mayAlso: because("a kill drops calls, too", "restart.publish-under-way"),
+		mayAlso: because("a kill drops calls, too", "restart.publish-interrupted"),
 		unary:   stuck((*csi.NodeStageVolumeRequest).GetVolumeId, false),
 	},
 	{
@@ -135,7 +135,7 @@ var mountDefects = []defect{
 		}),
 	},
 	{
-		breaks: "node.publish.volumes-apart", does: "the third volume is the second one", kernel: true,
+		breaks: "node.publish.volumes-separate", does: "the third volume is the second one", kernel: true,
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
 			var first string
@@ -164,7 +164,7 @@ var mountDefects = []defect{
 		breaks: "node.publish.no-stray-mounts", does: "it mounts for itself as well", kernel: true,
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			r, unstage := req.(*csi.NodeUnstageVolumeRequest)
-			if unstage && r.GetVolumeId() != "" {
+			if unstage && filepath.IsLocal(r.GetVolumeId()) { // hostile.ids sends paths
 				refdriver.Unbind(filepath.Join(os.TempDir(), r.GetVolumeId()))
 				os.Remove(filepath.Join(os.TempDir(), r.GetVolumeId()))
 			}
@@ -230,7 +230,7 @@ var mountDefects = []defect{
 	},
 }
 
-// lives tells whether the path is there.
+// lives reports whether the path is there.
 func lives(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil

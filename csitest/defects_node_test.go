@@ -51,12 +51,12 @@ const repeatsToo = "it repeats the call"
 var nodeDefects = []defect{
 	{
 		breaks: "node.stage.idempotent", does: "the second stage fails",
-		mayAlso: because(repeatsToo, "restart.publish-under-way"),
+		mayAlso: because(repeatsToo, "restart.publish-interrupted"),
 		unary: secondFails(func(r *csi.NodeStageVolumeRequest) string { return r.GetVolumeId() }, func(req any) string {
 			r, _ := req.(*csi.NodeUnstageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also: map[string]string{"restart.node-goes-on": repeatsToo, "node.stage.after-cancel": repeatsToo, "node.stage.again-otherwise": repeatsToo},
+		also: map[string]string{"restart.node-continues": repeatsToo, "node.stage.after-cancel": repeatsToo, "node.stage.conflict": repeatsToo},
 	},
 	{
 		breaks: "node.stage.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -73,7 +73,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
-		mayAlso: because(repeatsToo, "restart.publish-under-way"),
+		mayAlso: because(repeatsToo, "restart.publish-interrupted"),
 		unary: secondFails(func(r *csi.NodePublishVolumeRequest) string {
 			if r.GetReadonly() {
 				return ""
@@ -83,7 +83,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
 			return r.GetVolumeId() + r.GetTargetPath()
 		}),
-		also: map[string]string{"restart.node-goes-on": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo},
+		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo},
 	},
 	{
 		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -99,8 +99,8 @@ var nodeDefects = []defect{
 		}),
 	},
 	{
-		breaks: "node.publish.makes-target", does: "the target is a file",
-		mayAlso: because("the file is made after the call was given up, and undone", "node.stage.after-cancel", "restart.publish-under-way"),
+		breaks: "node.publish.creates-target", does: "the target is a file",
+		mayAlso: because("the file is made after the call was given up, and undone", "node.stage.after-cancel", "restart.publish-interrupted"),
 		leaves:  "the file may be made after the call was undone",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			resp, err := handler(ctx, req)
@@ -136,7 +136,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",
-		mayAlso: because("the call was given up before it came", "node.stage.after-cancel", "restart.publish-under-way"),
+		mayAlso: because("the call was given up before it came", "node.stage.after-cancel", "restart.publish-interrupted"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var published sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -162,7 +162,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: because("it looks at the target", "node.stage.after-cancel", "restart.publish-under-way"),
+		also: because("it looks at the target", "node.stage.after-cancel", "restart.publish-interrupted"),
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",
@@ -214,11 +214,11 @@ var kernelDefects = []defect{
 			"node.publish.keeps-data", "node.publish.same-data", "node.publish.mount-group", "node.expand.grows",
 			"source.restore.data", "source.restore.separate", "source.restore.data-source-deleted", "source.restore.data-larger",
 			"source.clone.data", "source.clone.separate", "source.clone.data-source-deleted", "source.clone.data-larger",
-			"snapshot.cut.order", "group.cut.order", "clone.cut.order"),
+			"snapshot.point-in-time.order", "group.point-in-time.order", "clone.point-in-time.order"),
 	},
 	{
 		breaks: "node.publish.repeat-mounts-once", does: "every call mounts", kernel: true,
-		mayAlso: because("the call that was killed has mounted", "restart.publish-under-way"),
+		mayAlso: because("the call that was killed has mounted", "restart.publish-interrupted"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
 			times := map[string]int{}
@@ -286,26 +286,26 @@ var restartDefects = []defect{
 	{
 		breaks: "restart.volumes-kept", does: "it forgets everything", forgets: (*refdriver.State).Forget,
 		also: map[string]string{
-			"restart.attachments-kept":  "it forgets everything",
-			"restart.node-goes-on":      "it forgets everything",
-			"restart.snapshots-kept":    "it forgets everything",
-			"restart.publish-under-way": "it forgets everything",
-			"response.constant":         "another ID for the name",
+			"restart.attachments-kept":    "it forgets everything",
+			"restart.node-continues":      "it forgets everything",
+			"restart.snapshots-kept":      "it forgets everything",
+			"restart.publish-interrupted": "it forgets everything",
+			"response.constant":           "another ID for the name",
 		},
 	},
 	{
 		breaks: "restart.attachments-kept", does: "it forgets where volumes are", forgets: (*refdriver.State).ForgetAttachments,
-		also: because("the reference does not stage what is not attached", "restart.node-goes-on", "restart.publish-under-way"),
+		also: because("the reference does not stage what is not attached", "restart.node-continues", "restart.publish-interrupted"),
 	},
 	{
-		breaks: "restart.node-goes-on", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode,
-		also: because("it publishes what was staged before", "restart.publish-under-way"),
+		breaks: "restart.node-continues", does: "it forgets what it has staged and published", forgets: (*refdriver.State).ForgetNode,
+		also: because("it publishes what was staged before", "restart.publish-interrupted"),
 	},
 	func() defect {
 		var mu sync.Mutex
 		seen, dropped, half := map[string]bool{}, map[string]bool{}, map[string]bool{} // volumes, and calls by their targets
 		return defect{
-			breaks: "restart.publish-under-way", does: "what was under way when it was killed cannot be published", only: true,
+			breaks: "restart.publish-interrupted", does: "what was under way when it was killed cannot be published", only: true,
 			forgets: func(*refdriver.State) {
 				mu.Lock()
 				defer mu.Unlock()

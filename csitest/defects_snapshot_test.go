@@ -69,7 +69,7 @@ func aroundCuts(change func(k *cuts, req any) error, changeBack func(k *cuts, re
 	}
 }
 
-var snapshotLifeDefects = []defect{
+var snapshotLifecycleDefects = []defect{
 	{
 		breaks: "controller.snapshot.stays-ready", does: "the third time it is not ready",
 		unary: after(func() func(*csi.CreateSnapshotResponse) {
@@ -146,7 +146,7 @@ var snapshotLifeDefects = []defect{
 		also: map[string]string{"group.delete.members": "it asks for members that were deleted"},
 	},
 	{
-		breaks: "controller.snapshot.name-free-again", does: "the name of a deleted snapshot is taken for other volumes",
+		breaks: "controller.snapshot.name-reusable", does: "the name of a deleted snapshot is taken for other volumes",
 		unary: aroundCuts(func(k *cuts, req any) error {
 			r, ok := req.(*csi.CreateSnapshotRequest)
 			for id := range k.gone {
@@ -399,7 +399,7 @@ var moreGroupDefects = []defect{
 		unary: before(func(r *csi.CreateVolumeGroupSnapshotRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
 	},
 	{
-		breaks: "group.create.name-free-again", does: "a name is taken for ever",
+		breaks: "group.create.name-reusable", does: "a name is taken for ever",
 		unary: func() grpc.UnaryServerInterceptor {
 			var first sync.Map
 			return instead(func(r *csi.CreateVolumeGroupSnapshotRequest) (proto.Message, error) {
@@ -484,7 +484,7 @@ var healthDefects = []defect{
 		unary: after(func(r *csi.ControllerGetVolumeHealthResponse) { r.VolumeHealth.VolumeId = "other" }),
 	},
 	{
-		breaks: "controller.health.well", does: "every volume is degraded",
+		breaks: "controller.health.healthy", does: "every volume is degraded",
 		unary: after(func(r *csi.ControllerGetVolumeHealthResponse) {
 			r.VolumeHealth = sick(r.GetVolumeHealth().GetVolumeId())
 		}),

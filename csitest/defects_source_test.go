@@ -52,7 +52,7 @@ func kindDefects(kind string) []defect {
 			}),
 		},
 		{
-			breaks: id + "taken", does: "a source is not missed in the volume that is there",
+			breaks: id + "conflict", does: "a source is not missed in the volume that is there",
 			unary: ifTaken(func(r, first *csi.CreateVolumeRequest) {
 				if isKind(kind, r.GetVolumeContentSource()) && first.GetVolumeContentSource() == nil {
 					r.VolumeContentSource = nil
@@ -190,17 +190,17 @@ var dataDefects = []defect{
 	},
 }
 
-var cutDefects = []defect{
+var consistencyDefects = []defect{
 	{
-		breaks: "snapshot.cut.order", does: "a record is missing that was written before another one", kernel: true,
+		breaks: "snapshot.point-in-time.order", does: "a record is missing that was written before another one", kernel: true,
 		copied: copies(false, true, forgetNewest(2*ringSize)),
 	},
 	{
-		breaks: "group.cut.order", does: "a record is missing in one volume", kernel: true,
+		breaks: "group.point-in-time.order", does: "a record is missing in one volume", kernel: true,
 		copied: copies(false, true, forgetNewest(ringSize)),
 	},
 	{
-		breaks: "clone.cut.order", does: "a record is missing that was written before another one", kernel: true,
+		breaks: "clone.point-in-time.order", does: "a record is missing that was written before another one", kernel: true,
 		copied: copies(false, false, forgetNewest(2*ringSize)),
 	},
 }

@@ -31,8 +31,8 @@ var elsewhere = map[string]string{
 
 var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, mountGroupDefects, restartDefects,
-	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, takenDefects,
-	modifyDefects, snapshotLifeDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, cutDefects, interruptedDefects)
+	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, conflictDefects,
+	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 
@@ -101,7 +101,7 @@ var requiredDefects = func() (all []defect) {
 	return all
 }()
 
-// lacksString tells whether an ID or a name is empty.
+// lacksString reports whether an ID or a name is empty.
 func lacksString(m proto.Message) bool {
 	r := m.ProtoReflect()
 	for _, name := range []protoreflect.Name{"name", "volume_id", "snapshot_id", "source_volume_id"} {
@@ -130,7 +130,7 @@ var createDefects = []defect{
 		also: because("it asks for the capacity again", "controller.expand.bad-range", "controller.expand.too-large"),
 	},
 	{
-		breaks: "controller.create.taken-capacity", does: "a taken name is OK whatever the size",
+		breaks: "controller.create.conflict-capacity", does: "a taken name is OK whatever the size",
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			if r.GetCapacityRange().GetRequiredBytes() == 2*64<<20+1 {
 				r.CapacityRange.RequiredBytes = 64 << 20
@@ -138,7 +138,7 @@ var createDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.taken-access-type", does: "a taken name is OK whatever the access type",
+		breaks: "controller.create.conflict-access-type", does: "a taken name is OK whatever the access type",
 		unary: before(func() func(*csi.CreateVolumeRequest) {
 			var mu sync.Mutex
 			first := map[string]*csi.VolumeCapability{}
@@ -525,7 +525,7 @@ var snapshotDefects = []defect{
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SourceVolumeId = "other" }),
 		also: map[string]string{
 			"controller.snapshot.list-agrees": "the list has the right one", "controller.snapshot.get-agrees": "GetSnapshot has the right one",
-			"controller.snapshot.name-free-again": "it looks at the source",
+			"controller.snapshot.name-reusable": "it looks at the source",
 		},
 	},
 	{

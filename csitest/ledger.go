@@ -89,7 +89,7 @@ func (l *ledger) note(call *Call) {
 	}
 }
 
-// created tells whether the answer to a create call has what is to be deleted.
+// created reports whether the answer to a create call names an object to be deleted.
 func (l *ledger) created(call *Call, name string) bool {
 	key := call.Method + " " + name
 	switch {
@@ -103,7 +103,7 @@ func (l *ledger) created(call *Call, name string) bool {
 }
 
 // cleanup undoes everything within ctx, and says what it could not undo.
-func (c *Case) cleanup(ctx context.Context) (left []string) {
+func (c *ruleRun) cleanup(ctx context.Context) (left []string) {
 	c.ctx = ctx
 	c.clients(true)
 	for _, m := range c.ledger.take(c.ledger.uncertain) {
@@ -117,7 +117,7 @@ func (c *Case) cleanup(ctx context.Context) (left []string) {
 			err = undo(ctx, c.Group.CreateVolumeGroupSnapshot, r)
 		}
 		if uncertain(err) {
-			left = append(left, fmt.Sprintf("what was asked for as %q: %v", volumeOf(m), err))
+			left = append(left, fmt.Sprintf("what was requested as %q: %v", volumeOf(m), err))
 		}
 	}
 	uncertains := len(left)
@@ -142,7 +142,7 @@ func (c *Case) cleanup(ctx context.Context) (left []string) {
 	return left
 }
 
-func (c *Case) undo(ctx context.Context, m proto.Message) error {
+func (c *ruleRun) undo(ctx context.Context, m proto.Message) error {
 	switch r := m.(type) {
 	case *csi.NodeUnpublishVolumeRequest:
 		return undo(ctx, c.Node.NodeUnpublishVolume, r)

@@ -10,12 +10,12 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A LoadConfig says how much load.
+// A LoadConfig is the amount of load.
 type LoadConfig struct {
-	Volumes int // that are there at once
-	Clients int // that call at once
-	// Progress is told, at most once a second, from one goroutine at a time, how
-	// many volumes are up or down.
+	Volumes int // that exist at the same time
+	Clients int // that call concurrently
+	// Progress is called at most once a second, from one goroutine at a time, with
+	// the number of volumes that are up or down.
 	Progress func(phase string, done, of int)
 }
 
@@ -34,10 +34,9 @@ type RPCTimes struct {
 	P50, P90, P99, Max time.Duration
 }
 
-// Load brings a number of volumes up, as far as the driver can without asking for
-// more than it offers (made, attached, staged, published to a pod), and down again,
-// with many clients at once. Errors that a CO would repeat are repeated; another one
-// ends it.
+// Load brings a number of volumes up, as far as the driver has the capabilities (created, attached, staged, published to a pod), and down again,
+// with many concurrent clients. Calls that a CO would retry are retried; any other error
+// ends the run.
 func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*LoadReport, error) {
 	l := &LoadReport{}
 	report, err := checkRules(ctx, target, cfg, []Rule{{
@@ -46,7 +45,7 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 		Why:     "That is what a cluster does when a node is drained.",
 		Needs:   needs(createVolume),
 		Timeout: 24 * time.Hour,
-		check:   func(c *Case) { l.run(c, load) },
+		check:   func(c *ruleRun) { l.run(c, load) },
 	}})
 	if err != nil {
 		return nil, err
@@ -56,7 +55,7 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 	return l, nil
 }
 
-func (l *LoadReport) run(c *Case, load LoadConfig) {
+func (l *LoadReport) run(c *ruleRun, load LoadConfig) {
 	volumes := make([]*volume, max(load.Volumes, 1))
 	l.Up = c.spread("up", len(volumes), load, func(i int) {
 		v := c.volume()
@@ -74,8 +73,8 @@ func (l *LoadReport) run(c *Case, load LoadConfig) {
 	})
 }
 
-// spread does n things with the clients, and tells how far it is.
-func (c *Case) spread(phase string, n int, load LoadConfig, do func(i int)) time.Duration {
+// spread does n things with the clients, and reports progress.
+func (c *ruleRun) spread(phase string, n int, load LoadConfig, do func(i int)) time.Duration {
 	begin := time.Now()
 	var next, done atomic.Int64
 	ended := make(chan struct{})

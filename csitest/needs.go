@@ -7,13 +7,30 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// A Need is what must be there for a rule to run: a capability, without which the
-// rule does not apply, or a facility of the run, without which it is not run.
+// A Need is a precondition of a rule: a capability of the driver, without which the rule
+// does not apply, or a facility of the run, without which it is not run.
 type Need struct {
-	Text string // "controller.LIST_VOLUMES", "the driver's log"
-	Flag string // of csicheck, what provides the facility; empty for a capability
-	met  func(*run) bool
+	Text     string   // "controller.LIST_VOLUMES", "the driver's log"
+	Facility Facility // empty for a capability
+	met      func(*run) bool
 }
+
+// A Facility is what the caller of Check provides for a run, in Target or Config.
+type Facility string
+
+// The facilities, and the fields that provide them.
+const (
+	FacilityControllerEndpoint Facility = "controller endpoint" // Target.ControllerEndpoint
+	FacilityDir                Facility = "directory"           // Config.Dir, for one with a plain path
+	FacilityKernel             Facility = "kernel"              // Config.Kernel
+	FacilityLocalSocket        Facility = "local socket"        // Target.Endpoint, for a unix socket of this node
+	FacilityLog                Facility = "log"                 // Target.Start or Target.Log
+	FacilityMutableParameters  Facility = "mutable parameters"  // Config.MutableParameters
+	FacilityOtherRules         Facility = "other rules"         // Config.Rules, with rules that make calls
+	FacilityRestart            Facility = "restart"             // Target.Start or Target.Restart
+	FacilitySecondNode         Facility = "second node"         // Target.SecondNode
+	FacilitySecondTopology     Facility = "second topology"     // Target.SecondTopology
+)
 
 func needs(n ...Need) []Need { return n }
 
@@ -46,17 +63,19 @@ var (
 
 // Facilities.
 var (
-	twoEndpoints = Need{"a controller endpoint of its own", "-controller-endpoint", func(r *run) bool { return r.target.ControllerEndpoint != "" }}
-	secondNode   = Need{"a second node", "-second-node", func(r *run) bool { return r.target.SecondNode != "" }}
-	restartable  = Need{"a way to kill and start the driver", "-start or -restart", func(r *run) bool { return len(r.processes) > 0 || r.target.Restart != nil }}
-	driverLog    = Need{"the driver's log", "-start or -log", func(r *run) bool {
+	twoEndpoints = Need{"a controller plugin with its own endpoint", FacilityControllerEndpoint, func(r *run) bool { return r.target.ControllerEndpoint != "" }}
+	secondNode   = Need{"a second node", FacilitySecondNode, func(r *run) bool { return r.target.SecondNode != "" }}
+	restartable  = Need{"a way to kill and start the driver", FacilityRestart, func(r *run) bool { return len(r.processes) > 0 || r.target.Restart != nil }}
+	driverLog    = Need{"the driver's log", FacilityLog, func(r *run) bool {
 		if len(r.processes) == 0 {
 			return r.target.Log != ""
 		}
 		return !slices.ContainsFunc(r.processes, func(p *process) bool { return !p.logs() })
 	}}
+	// plainDir: nothing in the paths below csicheck's directory has a meaning in a shell.
+	plainDir = Need{"a directory whose path consists only of letters, digits, dots, underscores and hyphens", FacilityDir, func(r *run) bool { return plainPath.MatchString(r.dir) }}
 	// kernelView: the mounts that the driver makes show in this process's table.
-	kernelView = Need{"root on the driver's node, with its mounts in sight", "-kernel", func(r *run) bool {
+	kernelView = Need{"root on the driver's node, in a mount namespace that sees its mounts", FacilityKernel, func(r *run) bool {
 		return r.cfg.Kernel && runtime.GOOS == "linux"
 	}}
 )

@@ -12,21 +12,21 @@ import (
 // An Outcome is how a rule ended.
 type Outcome string
 
-// The outcomes. Passed is said of rules that ran alone.
+// The outcomes.
 const (
 	Passed       Outcome = "passed"
 	Failed       Outcome = "failed"
 	DoesNotApply Outcome = "does not apply" // the driver lacks a capability
 	NotRun       Outcome = "not run"        // the run lacks something
-	Broken       Outcome = "broken"         // a mistake of this package
+	Broken       Outcome = "broken"         // a bug of this package
 )
 
-// A Result is what became of one rule.
+// A Result is the outcome of one rule.
 type Result struct {
 	Rule     Rule
 	Outcome  Outcome
-	Reason   string // why it does not apply, was not run, or is broken
-	Flag     string // of csicheck, what would run it
+	Reason   string   // why it does not apply, was not run, or is broken
+	Missing  Facility // what would run it
 	Failures []Failure
 	Begin    time.Time
 	Took     time.Duration
@@ -38,7 +38,7 @@ type Report struct {
 	Driver       *csi.GetPluginInfoResponse
 	Capabilities csispec.Capabilities
 	Results      []Result // in the order of Rules
-	Calls        []*Call  // all that were made
+	Calls        []*Call  // all, in the order of their ends
 	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
 	NotCleaned []string
 	// Stopped is how the processes of a driver that was started here ended.
@@ -49,7 +49,7 @@ type Report struct {
 	Took        time.Duration
 }
 
-// OK tells whether no MUST failed and nothing is broken, left behind or unfinished.
+// OK reports whether no MUST failed and nothing is broken, left behind or interrupted.
 func (r *Report) OK() bool {
 	for _, x := range r.Results {
 		if x.Outcome == Broken || x.Outcome == Failed && x.Rule.Level == Must {
@@ -69,8 +69,8 @@ func (r *Report) With(o Outcome) (some []Result) {
 	return some
 }
 
-// String tells the failure in a few lines: what was sent, what came back, what was
-// expected, and a command that shows it again.
+// String describes the failure in a few lines: what was sent, what was received, what was
+// expected, and a command that reproduces it.
 func (f Failure) String() string {
 	var b strings.Builder
 	if f.Call != nil {

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
-// An rpc is one that hangs on a capability.
+// An rpc is one that depends on a capability.
 type rpc struct {
 	service, method string
 	by              []Need // any of which promises it
@@ -57,10 +57,10 @@ func promise(service, method string, by ...Need) rpc {
 
 func (r rpc) path() string { return "/csi.v1." + r.service + "/" + r.method }
 
-func (r rpc) promised(c *Case) bool { return slices.ContainsFunc(r.by, c.has) }
+func (r rpc) promised(c *ruleRun) bool { return slices.ContainsFunc(r.by, c.has) }
 
-// served tells whether the RPC's service is there at all.
-func (r rpc) served(c *Case) bool {
+// served reports whether the driver has the RPC's service.
+func (r rpc) served(c *ruleRun) bool {
 	switch r.service {
 	case "Controller":
 		return c.run.has.Controller != nil
@@ -76,7 +76,7 @@ func (r rpc) response() proto.Message { return newMessage(r.method + "Response")
 
 // filled sets the fields of a request that may be required, so that nothing is wrong
 // with it but that what it names does not exist.
-func (c *Case) filled(m proto.Message) proto.Message {
+func (c *ruleRun) filled(m proto.Message) proto.Message {
 	r := m.ProtoReflect()
 	for i := range r.Descriptor().Fields().Len() {
 		f := r.Descriptor().Fields().Get(i)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// A Level is how much a rule binds.
+// A Level is the requirement level of a rule.
 type Level string
 
 // The levels of RFC 2119 that rules have.
@@ -16,22 +16,22 @@ const (
 	Should Level = "SHOULD"
 )
 
-// A Rule is one sentence that a driver has to keep.
+// A Rule is one requirement that a driver has to meet.
 type Rule struct {
 	ID    string // stable: area.rpc.what
 	Level Level
-	Spec  string // the section of spec.md, or who else demands it
-	Title string // the sentence
+	Spec  string // the section of spec.md, or the sidecar that demands it
+	Title string // the requirement
 	Why   string // what goes wrong otherwise
 	Needs []Need
 	// Timeout limits one run of the rule; 0 is [DefaultTimeout].
 	Timeout time.Duration
 
-	check func(*Case)          // exactly one of the two
-	judge func(*Case, []*Call) // runs last, over the calls of all rules
+	check      func(*ruleRun)          // exactly one of the two
+	checkCalls func(*ruleRun, []*Call) // runs last, over the calls of all rules
 }
 
-// DefaultTimeout is how long a rule may take that says nothing else.
+// DefaultTimeout is the timeout of rules without one.
 const DefaultTimeout = time.Minute
 
 // Rules returns the rules that one of the patterns selects, or every rule if there
@@ -49,18 +49,18 @@ func Rules(patterns ...string) []Rule {
 		listRules,
 		pagingRules,
 		attachRules,
-		takenRules,
+		conflictRules,
 		validateRules,
 		expandRules,
 		modifyRules,
 		snapshotRules,
-		snapshotLifeRules,
+		snapshotLifecycleRules,
 		metadataRules,
 		contentRules,
 		groupRules,
 		healthRules,
 		sourceRules,
-		cutRules,
+		consistencyRules,
 		interruptedRules,
 		nodeRules,
 		kernelRules,
@@ -70,7 +70,7 @@ func Rules(patterns ...string) []Rule {
 		secretRules,
 		hostileRules,
 		sidecarRules,
-		// Judges: they come last.
+		// These check the calls of all others and come last.
 		statusRules,
 		responseRules,
 	)

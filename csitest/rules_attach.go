@@ -13,7 +13,7 @@ var attachRules = []Rule{
 		Title: "a volume that is published to the node already is published again with OK",
 		Why:   "external-attacher repeats the call at every restart.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).ok()
 		},
@@ -21,9 +21,9 @@ var attachRules = []Rule{
 	{
 		ID: "controller.publish.volume-missing", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "NOT_FOUND tells the operator what is wrong.",
+		Why:   "NOT_FOUND shows the operator what is wrong.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.id = c.unknownID()
 			send(c, c.Controller.ControllerPublishVolume, v.attachRequest()).wants(codes.NotFound)
@@ -34,7 +34,7 @@ var attachRules = []Rule{
 		Title: "a node that does not exist is NOT_FOUND",
 		Why:   "A volume that is published to nowhere is published for ever: no node unpublishes it.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
 			req.NodeId = c.name()
 			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.NotFound)
@@ -45,7 +45,7 @@ var attachRules = []Rule{
 		Title: "a volume that is published to the node with another readonly is ALREADY_EXISTS",
 		Why:   "OK would let the CO believe that the volume is now read-only, or writable.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().attach().attachRequest()
 			req.Readonly = true
 			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.AlreadyExists)
@@ -56,7 +56,7 @@ var attachRules = []Rule{
 		Title: "a volume for one node that is published to another is FAILED_PRECONDITION",
 		Why:   "Two nodes that mount one file system destroy it. This is the fence that keeps a slow node's pod from its successor's data.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
 			req := proto.CloneOf(v.attachRequest())
 			req.NodeId = c.run.target.SecondNode
@@ -70,7 +70,7 @@ var attachRules = []Rule{
 		Title: "a volume that is not published is unpublished with OK",
 		Why:   "The CO repeats the call until it hears OK, and keeps the VolumeAttachment until then.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			send(c, c.Controller.ControllerUnpublishVolume, v.detachRequest()).ok()
 			v.attach()
@@ -83,7 +83,7 @@ var attachRules = []Rule{
 		Title: "ControllerUnpublishVolume without node_id unpublishes from every node",
 		Why:   "That is how a CO clears a volume whose nodes it no longer knows. Afterwards the volume can be published otherwise than before.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			req := v.detachRequest()
 			req.NodeId = ""
@@ -98,7 +98,7 @@ var attachRules = []Rule{
 		Title: "a volume that does not exist any more is unpublished with OK",
 		Why:   "external-attacher keeps the VolumeAttachment, and the node its finalizer, until it hears OK.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			send(c, c.Controller.ControllerUnpublishVolume, v.detachRequest()).ok()

@@ -9,15 +9,15 @@ import (
 
 var getCapacity = controllerCap(csi.ControllerServiceCapability_RPC_GET_CAPACITY)
 
-// capacityRequest asks for what there is for volumes such as createRequest makes.
-func (c *Case) capacityRequest() *csi.GetCapacityRequest {
+// capacityRequest asks for the capacity for volumes as of createRequest.
+func (c *ruleRun) capacityRequest() *csi.GetCapacityRequest {
 	return &csi.GetCapacityRequest{
 		VolumeCapabilities: []*csi.VolumeCapability{c.capability()}, Parameters: maps.Clone(c.run.cfg.Parameters),
 	}
 }
 
-// noCapacity demands the answer for what no volume can be made of: nothing, or that
-// the question itself is wrong.
+// noCapacity demands the answer for volumes that cannot be created: no capacity, or that
+// the request is invalid.
 func noCapacity(a answer[csi.GetCapacityResponse], because string) {
 	if a.Err == nil && a.Resp.GetAvailableCapacity() == 0 || a.is(codes.InvalidArgument, codes.NotFound) {
 		return
@@ -29,10 +29,10 @@ var capacityRules = []Rule{
 	{
 		ID: "controller.capacity.answers", Level: Must, Spec: "GetCapacity",
 		Title: "GetCapacity answers with and without volume_capabilities and parameters",
-		Why: "Every field is optional. external-provisioner asks with the parameters of every StorageClass once a minute, and makes the " +
-			"scheduler's CSIStorageCapacity objects of the answers.",
+		Why: "Every field is optional. external-provisioner asks with the parameters of every StorageClass once a minute, and creates the " +
+			"scheduler's CSIStorageCapacity objects from the answers.",
 		Needs: needs(getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.GetCapacity, &csi.GetCapacityRequest{}).ok()
 			send(c, c.Controller.GetCapacity, c.capacityRequest()).ok()
 		},
@@ -42,7 +42,7 @@ var capacityRules = []Rule{
 		Title: "there is no capacity for volume_capabilities that CreateVolume refuses",
 		Why:   "The scheduler sends the pod to where the capacity is, and CreateVolume fails there again and again.",
 		Needs: needs(createVolume, getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			other := c.createRequest()
 			other.VolumeCapabilities[0].AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 			if !send(c, c.Controller.CreateVolume, other).is(codes.InvalidArgument) {
@@ -58,7 +58,7 @@ var capacityRules = []Rule{
 		Title: "there is no capacity for parameters that CreateVolume refuses",
 		Why:   "The scheduler sends the pod to where the capacity is, and CreateVolume fails there again and again.",
 		Needs: needs(createVolume, getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.capacityRequest()
 			req.Parameters = c.refusedParameters()
 			noCapacity(send(c, c.Controller.GetCapacity, req), "CreateVolume refuses the parameters")
@@ -69,7 +69,7 @@ var capacityRules = []Rule{
 		Title: "minimum_volume_size is not above maximum_volume_size",
 		Why:   "Between the two lies every size that a volume may have. The scheduler leaves out nodes whose maximum is too small.",
 		Needs: needs(getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			a := send(c, c.Controller.GetCapacity, c.capacityRequest())
 			least, most := a.ok().GetMinimumVolumeSize(), a.Resp.GetMaximumVolumeSize()
 			if least != nil && most != nil && least.GetValue() > most.GetValue() {
@@ -82,10 +82,10 @@ var capacityRules = []Rule{
 		Title: "a volume above maximum_volume_size is OUT_OF_RANGE",
 		Why:   "maximum_volume_size is the largest required_bytes that CreateVolume takes. A driver that takes more has kept pods from nodes that could run them.",
 		Needs: needs(createVolume, getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			most := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMaximumVolumeSize()
 			if most == nil || most.GetValue() >= 1<<62 {
-				c.excuse("GetCapacity gives no maximum_volume_size")
+				c.excuse("GetCapacity returns no maximum_volume_size")
 			}
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{RequiredBytes: most.GetValue() + 1}
@@ -94,13 +94,13 @@ var capacityRules = []Rule{
 	},
 	{
 		ID: "controller.capacity.minimum", Level: Must, Spec: "GetCapacity",
-		Title: "a volume below minimum_volume_size is OUT_OF_RANGE, one of that size is made",
+		Title: "a volume below minimum_volume_size is OUT_OF_RANGE, one of that size is created",
 		Why:   "minimum_volume_size is the smallest limit_bytes that CreateVolume takes.",
 		Needs: needs(createVolume, getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			least := send(c, c.Controller.GetCapacity, c.capacityRequest()).ok().GetMinimumVolumeSize().GetValue()
 			if least <= 1 || least > c.run.cfg.Size {
-				c.excuse("GetCapacity gives no minimum_volume_size between 1 and the size of the run's volumes")
+				c.excuse("GetCapacity returns no minimum_volume_size between 1 and the size of the run's volumes")
 			}
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: least - 1}
@@ -115,20 +115,20 @@ var capacityRules = []Rule{
 	},
 	{
 		ID: "controller.capacity.of-the-node", Level: Should, Spec: "GetCapacity",
-		Title: "where a volume can be made GetCapacity shows capacity",
+		Title: "GetCapacity reports capacity where a volume can be created",
 		Why:   "The scheduler never sends a pod to where there is none.",
 		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			req := c.createRequest()
 			req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{here}}
 			if send(c, c.Controller.CreateVolume, req).is(codes.ResourceExhausted) {
-				c.excuse("no volume can be made where the node is")
+				c.excuse("no volume can be created where the node is")
 			}
 			ask := c.capacityRequest()
 			ask.AccessibleTopology = here
 			if a := send(c, c.Controller.GetCapacity, ask); a.ok().GetAvailableCapacity() <= 0 {
-				a.wrong("available_capacity above 0: a volume was made there just now")
+				a.wrong("available_capacity above 0: a volume was just created there")
 			}
 		},
 	},
@@ -139,7 +139,7 @@ var capacityRules = []Rule{
 			"CSIStorageCapacity object, and where CSIDriver says storageCapacity: true, every WaitForFirstConsumer claim stays Pending: " +
 			"\"node(s) did not have enough free storage\".",
 		Needs: needs(getCapacity),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.capacityRequest()
 			all := send(c, c.Controller.GetCapacity, req).ok().GetAvailableCapacity()
 			req = c.capacityRequest()
@@ -154,7 +154,7 @@ var capacityRules = []Rule{
 		Title: "there is no capacity in a place that does not exist",
 		Why:   "The answer is for volumes accessible from the place that was asked for. A sum of everything in every answer counts the storage once per place.",
 		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.capacityRequest()
 			req.AccessibleTopology = nowhere(c.place())
 			create := c.createRequest()
@@ -169,7 +169,7 @@ var capacityRules = []Rule{
 
 // refusedParameters are some with which CreateVolume answers INVALID_ARGUMENT. A
 // driver may ignore what it does not know.
-func (c *Case) refusedParameters() map[string]string {
+func (c *ruleRun) refusedParameters() map[string]string {
 	req := c.createRequest()
 	if req.Parameters == nil {
 		req.Parameters = map[string]string{}

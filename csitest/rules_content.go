@@ -14,9 +14,9 @@ var contentRules = []Rule{
 	{
 		ID: "snapshot.metadata.covers-writes", Level: Must, Spec: "GetMetadataAllocated",
 		Title: "every block that was written before the snapshot is in the stream",
-		Why:   "A backup has what the stream has. A block that is missing there is zeros after the restore, and nobody is told.",
+		Why:   "A backup has the blocks of the stream. A block that is missing there is zeros after the restore, without an error.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block)
 			written := v.writeBlocks(0, 1, 5, 11, writtenParts-1)
 			c.covers(c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: v.snapshot().GetSnapshotId()}), written)
@@ -25,9 +25,9 @@ var contentRules = []Rule{
 	{
 		ID: "snapshot.metadata.delta-covers-changes", Level: Must, Spec: "GetMetadataDelta",
 		Title: "every block that was written between two snapshots is in the delta, whether it had data before or not",
-		Why:   "An incremental backup copies what the delta has. A block that is missing there keeps the data of the last backup, and nobody is told.",
+		Why:   "An incremental backup copies the blocks of the delta. A block that is missing there keeps the data of the last backup, without an error.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block)
 			v.writeBlocks(0, 1, 5)
 			base := v.snapshot().GetSnapshotId()
@@ -48,7 +48,7 @@ var contentRules = []Rule{
 const writtenParts = 13
 
 // writeBlocks writes a few KiB at the end of the n-th part of a raw block volume, for every
-// n, and takes the volume down: what was written is in the storage then. It gives the
+// n, and takes the volume down: what was written is in the storage then. It returns the
 // bytes, as extents does.
 func (v *volume) writeBlocks(parts ...int64) (written []int64) {
 	const size = 12 << 10 // not a power of two
@@ -72,7 +72,7 @@ func (v *volume) writeBlocks(parts ...int64) (written []int64) {
 }
 
 // covers demands that every pair of [from, to) in written is among the blocks.
-func (c *Case) covers(blocks []*csi.BlockMetadata, written []int64) {
+func (c *ruleRun) covers(blocks []*csi.BlockMetadata, written []int64) {
 	blocks = slices.SortedFunc(slices.Values(blocks), func(a, b *csi.BlockMetadata) int { return cmp.Compare(a.GetByteOffset(), b.GetByteOffset()) })
 	all := extents(blocks, 0)
 	for i := 0; i < len(written); i += 2 {

@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"crypto/rand"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -11,10 +12,10 @@ import (
 var createRules = []Rule{
 	{
 		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
-		Title: "the same request again gives the same volume",
+		Title: "the same request again returns the same volume",
 		Why:   "The CO repeats CreateVolume with the same name after a timeout or a crash. A second volume would never be deleted by anybody.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			a := send(c, c.Controller.CreateVolume, v.made)
 			if got := a.ok().GetVolume(); got.GetVolumeId() != v.id || got.GetCapacityBytes() != v.created.GetCapacityBytes() {
@@ -23,11 +24,11 @@ var createRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-capacity", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-capacity", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another size is ALREADY_EXISTS",
-		Why:   "OK would give the CO a volume that is not what it asked for.",
+		Why:   "With OK the CO would get a volume that is not what it asked for.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			req := proto.CloneOf(v.made)
 			req.CapacityRange = &csi.CapacityRange{RequiredBytes: 2*max(c.run.cfg.Size, v.created.GetCapacityBytes()) + 1}
@@ -35,12 +36,12 @@ var createRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-access-type", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-access-type", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume that cannot be used as asked for is ALREADY_EXISTS",
 		Why: "A volume with a file system and a raw block volume under one name are two things, unless every volume of the driver can be used as both. " +
 			"Whether it can is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume, mountAccess, blockAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			other := v.validateRequest()
 			other.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
@@ -57,7 +58,7 @@ var createRules = []Rule{
 		Title: "a volume is at least required_bytes and at most limit_bytes large",
 		Why:   "limit_bytes is a quota, or what a snapshot's size allows. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, r := range []*csi.CapacityRange{
 				{RequiredBytes: c.run.cfg.Size, LimitBytes: c.run.cfg.Size},
 				{RequiredBytes: c.run.cfg.Size + 1, LimitBytes: c.run.cfg.Size + 2},
@@ -79,7 +80,7 @@ var createRules = []Rule{
 		Title: "a range that is negative, empty or upside down is refused",
 		Why:   "Neither end may be negative, one must not be zero, and no volume is larger than its limit. The driver must not guess what was meant.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, r := range []*csi.CapacityRange{
 				{RequiredBytes: -1},
 				{RequiredBytes: c.run.cfg.Size, LimitBytes: -1},
@@ -95,9 +96,9 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two volumes for one.",
+		Why:   "A driver that truncates names takes two volumes for one.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.Name += strings.Repeat("x", 129-len(req.Name))
 			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
@@ -108,9 +109,12 @@ var createRules = []Rule{
 		Title: "a name may hold any Unicode of up to 128 bytes but control characters",
 		Why:   "The CO chooses names. A driver whose storage allows less has to encode them, and may neither refuse nor confuse them.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			ids := map[string]string{}
-			for _, tail := range []string{"ä ß/..\\'\"$%", "ä ß/..\\'\"$%\t", "Ä ß/..\\'\"$%", "日本" + strings.Repeat("x", 40)} {
+			// A driver that uses them in a shell must not do harm elsewhere: what follows the space is
+			// no other file's name, and no ASCII white space is last, before what the driver appends.
+			word := "csicheck-" + strings.ToLower(rand.Text()[:6])
+			for _, tail := range []string{"ä " + word + "ß/..x\\'\"$%", "ä " + word + "ß/..x\\'\"$%\u00a0", "Ä " + word + "ß/..x\\'\"$%", "日本" + strings.Repeat("x", 40)} {
 				req := c.createRequest()
 				req.Name = c.run.cfg.Prefix + "-" + tail
 				req.Name = req.Name[:min(128, len(req.Name))]
@@ -128,7 +132,7 @@ var createRules = []Rule{
 		Title: "a name with control characters is INVALID_ARGUMENT",
 		Why:   "U+0000 to 0008, 000B, 000C, 000E to 001F and 007F to 009F are not allowed. They end C strings, forge log lines and confuse terminals.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, bad := range []string{"\x00", "\x07", "\x1b[31m", "\x7f", "\u0085"} {
 				req := c.createRequest()
 				req.Name += bad
@@ -141,7 +145,7 @@ var createRules = []Rule{
 		Title: "a volume capability without access type or mode, or with an unknown mode, is INVALID_ARGUMENT",
 		Why:   "An enum number that the driver does not know comes from a newer CO, and means something that the driver would not do.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, change := range []func(*csi.VolumeCapability){
 				func(v *csi.VolumeCapability) { v.AccessType = nil },
 				func(v *csi.VolumeCapability) { v.AccessMode = nil },
@@ -159,7 +163,7 @@ var createRules = []Rule{
 		Title: "a volume from a snapshot that does not exist is NOT_FOUND",
 		Why:   "An empty volume in place of a restored one is taken for the data.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.VolumeContentSource = snapshotSource(c.name())
 			send(c, c.Controller.CreateVolume, req).wants(codes.NotFound)
@@ -170,7 +174,7 @@ var createRules = []Rule{
 		Title: "a clone of a volume that does not exist is NOT_FOUND",
 		Why:   "An empty volume in place of a clone is taken for the data.",
 		Needs: needs(createVolume, cloneVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.VolumeContentSource = volumeSource(c.unknownID())
 			send(c, c.Controller.CreateVolume, req).wants(codes.NotFound)
@@ -181,7 +185,7 @@ var createRules = []Rule{
 		Title: "a volume from a source names that source, also when asked again",
 		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			source := snapshotSource(c.volume().snapshot().GetSnapshotId())
 			v := c.volume(from(source))
 			for _, got := range []*csi.Volume{v.created, send(c, c.Controller.CreateVolume, v.made).ok().GetVolume()} {

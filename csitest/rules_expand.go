@@ -9,9 +9,9 @@ var expandRules = []Rule{
 	{
 		ID: "controller.expand.grows", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a volume grows to required_bytes, and a repeat is OK",
-		Why:   "external-resizer repeats the call until it hears OK, and records the capacity that it is told.",
+		Why:   "external-resizer retries the call until OK, and records the capacity that is returned.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, want := c.volume(), 2*c.run.cfg.Size
 			for range 2 {
 				a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
@@ -26,7 +26,7 @@ var expandRules = []Rule{
 		Title: "a volume that is larger than required_bytes stays as it is, with OK",
 		Why:   "A file system that is larger than its device is lost.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(c.run.cfg.Size/2))
 			if got := a.ok().GetCapacityBytes(); got < v.created.GetCapacityBytes() {
@@ -39,7 +39,7 @@ var expandRules = []Rule{
 		Title: "a volume that does not exist is NOT_FOUND",
 		Why:   "external-resizer takes NOT_FOUND for infeasible and stops asking often.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			send(c, c.Controller.ControllerExpandVolume, v.expandRequest(2*c.run.cfg.Size)).wants(codes.NotFound)
@@ -50,7 +50,7 @@ var expandRules = []Rule{
 		Title: "a range that is negative, empty or upside down is refused, and the volume stays as it is",
 		Why:   "Neither end may be negative, one must not be zero, and no volume is larger than its limit.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for _, r := range []*csi.CapacityRange{
 				{RequiredBytes: -1}, {}, {RequiredBytes: 2 * c.run.cfg.Size, LimitBytes: 2*c.run.cfg.Size - 1},

@@ -12,10 +12,10 @@ import (
 var groupRules = []Rule{
 	{
 		ID: "group.create.members", Level: Must, Spec: "CreateVolumeGroupSnapshot",
-		Title: "a group has one snapshot of every volume, a repeat gives the same group, and GetVolumeGroupSnapshot knows it",
+		Title: "a group has one snapshot of every volume, a retry returns the same group, and GetVolumeGroupSnapshot finds it",
 		Why:   "A member that is missing is missed at the restore.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
 			req := &csi.CreateVolumeGroupSnapshotRequest{Name: c.name(), SourceVolumeIds: []string{one.id, two.id}}
 			g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
@@ -41,7 +41,7 @@ var groupRules = []Rule{
 		Title: "a group that does not exist is deleted with OK",
 		Why:   "The CO repeats the call until it hears OK.",
 		Needs: needs(groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Group.DeleteVolumeGroupSnapshot, &csi.DeleteVolumeGroupSnapshotRequest{
 				GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()},
 			}).ok()
@@ -52,7 +52,7 @@ var groupRules = []Rule{
 		Title: "a group that does not exist is NOT_FOUND",
 		Why:   "The code decides whether the CO takes the group for gone, or asks again.",
 		Needs: needs(groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Group.GetVolumeGroupSnapshot, &csi.GetVolumeGroupSnapshotRequest{
 				GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()},
 			}).wants(codes.NotFound)
@@ -61,9 +61,9 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-taken", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "a name that is taken by a group of other volumes is ALREADY_EXISTS",
-		Why:   "OK would give the CO a group without one of its volumes.",
+		Why:   "With OK the CO would get a group without one of its volumes.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
 			req := c.groupRequest(one)
 			step(c, c.Group.CreateVolumeGroupSnapshot, req)
@@ -79,7 +79,7 @@ var groupRules = []Rule{
 		Title: "a group with a volume that does not exist is NOT_FOUND, and nothing is left of it",
 		Why:   "Snapshots of the other members would never be deleted by anybody.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			req := c.groupRequest(v)
 			req.SourceVolumeIds = append(req.SourceVolumeIds, c.unknownID())
@@ -96,7 +96,7 @@ var groupRules = []Rule{
 		Title: "the members of a group are in ListSnapshots, with their group",
 		Why:   "All snapshots are listed, however they were made. Without group_snapshot_id the CO deletes them one by one.",
 		Needs: needs(createVolume, groupService, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			g := c.group(c.volume(), c.volume())
 			c.eventually(func() {
 				for _, s := range g.GetSnapshots() {
@@ -113,7 +113,7 @@ var groupRules = []Rule{
 		Title: "a volume can be made from every member of a group",
 		Why:   "That is what the group is for.",
 		Needs: needs(createVolume, createSnapshot, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, s := range c.group(c.volume(), c.volume()).GetSnapshots() {
 				c.volume(from(snapshotSource(s.GetSnapshotId())))
 			}
@@ -122,20 +122,20 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a group's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two groups for one.",
+		Why:   "A driver that truncates names takes two groups for one.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.groupRequest(c.volume())
 			req.Name += strings.Repeat("x", 129-len(req.Name))
 			send(c, c.Group.CreateVolumeGroupSnapshot, req).wants(codes.InvalidArgument)
 		},
 	},
 	{
-		ID: "group.create.name-free-again", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		ID: "group.create.name-reusable", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "the name of a deleted group can be used again, also for other volumes",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.groupRequest(c.volume())
 			g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
 			step(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g))
@@ -147,9 +147,9 @@ var groupRules = []Rule{
 	{
 		ID: "group.delete.members", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
 		Title: "a group's members are deleted with it, and a repeat is OK",
-		Why:   "Nobody deletes them otherwise.",
+		Why:   "The CO does not delete them one by one.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			g := c.group(c.volume(), c.volume())
 			for range 2 {
 				send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g)).ok()
@@ -172,7 +172,7 @@ var groupRules = []Rule{
 		Title: "snapshot_ids that are not the group's are INVALID_ARGUMENT, and nothing is deleted",
 		Why:   "The CO's record and the plugin's do not agree about what is to be deleted for good.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			g := c.group(c.volume(), c.volume())
 			req := deleteGroupRequest(g)
 			req.SnapshotIds = req.GetSnapshotIds()[:1]
@@ -185,7 +185,7 @@ var groupRules = []Rule{
 		Title: "snapshot_ids that are not the group's are INVALID_ARGUMENT",
 		Why:   "The CO's record and the plugin's do not agree about what the group is.",
 		Needs: needs(createVolume, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := getGroupRequest(c.group(c.volume(), c.volume()))
 			req.SnapshotIds = req.GetSnapshotIds()[:1]
 			send(c, c.Group.GetVolumeGroupSnapshot, req).wants(codes.InvalidArgument)
@@ -193,10 +193,10 @@ var groupRules = []Rule{
 	},
 	{
 		ID: "group.member.delete", Level: Must, Spec: "DeleteSnapshot",
-		Title: "a member of a group is deleted alone, or refused with INVALID_ARGUMENT and stays",
-		Why:   "INVALID_ARGUMENT tells the CO to use DeleteVolumeGroupSnapshot. OK without deleting leaks the snapshot.",
+		Title: "a single member of a group is deleted, or refused with INVALID_ARGUMENT and stays",
+		Why:   "INVALID_ARGUMENT means that the CO has to use DeleteVolumeGroupSnapshot. OK without deleting leaks the snapshot.",
 		Needs: needs(createVolume, createSnapshot, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.group(c.volume(), c.volume()).GetSnapshots()[0].GetSnapshotId()
 			a := send(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
 			a.wants(codes.OK, codes.InvalidArgument)
@@ -215,7 +215,7 @@ var groupRules = []Rule{
 		Title: "a group is usable after its volumes are deleted, or keeps them from being deleted",
 		Why:   "A backup that vanishes with the volumes is none.",
 		Needs: needs(createVolume, createSnapshot, groupService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
 			g := c.group(one, two)
 			for _, v := range []*volume{one, two} {
@@ -229,7 +229,7 @@ var groupRules = []Rule{
 }
 
 // groupRequest asks for a new group of the volumes.
-func (c *Case) groupRequest(volumes ...*volume) *csi.CreateVolumeGroupSnapshotRequest {
+func (c *ruleRun) groupRequest(volumes ...*volume) *csi.CreateVolumeGroupSnapshotRequest {
 	req := &csi.CreateVolumeGroupSnapshotRequest{Name: c.name()}
 	for _, v := range volumes {
 		req.SourceVolumeIds = append(req.SourceVolumeIds, v.id)
@@ -238,11 +238,11 @@ func (c *Case) groupRequest(volumes ...*volume) *csi.CreateVolumeGroupSnapshotRe
 }
 
 // group makes one and waits until it is ready to use.
-func (c *Case) group(volumes ...*volume) *csi.VolumeGroupSnapshot {
+func (c *ruleRun) group(volumes ...*volume) *csi.VolumeGroupSnapshot {
 	return c.groupOf(c.groupRequest(volumes...))
 }
 
-func (c *Case) groupOf(req *csi.CreateVolumeGroupSnapshotRequest) *csi.VolumeGroupSnapshot {
+func (c *ruleRun) groupOf(req *csi.CreateVolumeGroupSnapshotRequest) *csi.VolumeGroupSnapshot {
 	for {
 		g := step(c, c.Group.CreateVolumeGroupSnapshot, req).GetGroupSnapshot()
 		if g.GetReadyToUse() {

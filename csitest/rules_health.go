@@ -12,7 +12,7 @@ var (
 )
 
 // listHealth reads all pages.
-func (c *Case) listHealth(n int32) (all []*csi.VolumeHealth) {
+func (c *ruleRun) listHealth(n int32) (all []*csi.VolumeHealth) {
 	req := &csi.ControllerListVolumeHealthRequest{MaxEntries: n}
 	for range 10_000 {
 		a := send(c, c.Controller.ControllerListVolumeHealth, req)
@@ -34,7 +34,7 @@ var healthRules = []Rule{
 		Title: "the health of a volume is that of the volume that was asked for",
 		Why:   "The monitor writes it to the claim.",
 		Needs: needs(createVolume, volumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
 			if a.ok().GetVolumeHealth().GetVolumeId() != v.id {
@@ -43,11 +43,11 @@ var healthRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.health.well", Level: Should, Spec: "ControllerGetVolumeHealth",
+		ID: "controller.health.healthy", Level: Should, Spec: "ControllerGetVolumeHealth",
 		Title: "a volume that was just made has no problem",
 		Why:   "An alarm that is always on is none.",
 		Needs: needs(createVolume, volumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.volume().id})
 			if len(a.ok().GetVolumeHealth().GetHealthStatuses()) > 0 {
 				a.wrong("no statuses")
@@ -59,7 +59,7 @@ var healthRules = []Rule{
 		Title: "a volume that does not exist is NOT_FOUND",
 		Why:   "No problem is what the monitor would take OK for.",
 		Needs: needs(createVolume, volumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)
 		},
 	},
@@ -68,16 +68,16 @@ var healthRules = []Rule{
 		Title: "ControllerGetVolumeHealth without volume_id is INVALID_ARGUMENT",
 		Why:   "The CO learns from INVALID_ARGUMENT that the request itself is wrong and must change.",
 		Needs: needs(volumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{}).wants(codes.InvalidArgument)
 		},
 	},
 	{
 		ID: "controller.health.list-agrees", Level: Must, Spec: "ControllerListVolumeHealth",
-		Title: "the list tells of a volume what ControllerGetVolumeHealth tells",
+		Title: "the list and ControllerGetVolumeHealth agree about a volume",
 		Why:   "Two answers about one volume, of which one is wrong. Volumes without a problem may be left out.",
 		Needs: needs(createVolume, volumeHealth, listVolumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for _, h := range c.listHealth(0) {
 				if h.GetVolumeId() != v.id {
@@ -95,7 +95,7 @@ var healthRules = []Rule{
 		Title: "pages have at most max_entries, and no volume is on two",
 		Why:   "The CO has made room for so many.",
 		Needs: needs(createVolume, listVolumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.volume()
 			c.volume()
 			seen := map[string]bool{}
@@ -110,9 +110,9 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.list-deleted", Level: Must, Spec: "ControllerListVolumeHealth",
 		Title: "a volume that was deleted is not in the list",
-		Why:   "An alarm about a volume that nobody can look at stays for ever.",
+		Why:   "An alarm about a volume that no longer exists stays for ever.",
 		Needs: needs(createVolume, listVolumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			c.eventually(func() {
@@ -126,10 +126,10 @@ var healthRules = []Rule{
 	},
 	{
 		ID: "controller.health.list-bad-token", Level: Must, Spec: "ControllerListVolumeHealth",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listVolumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{StartingToken: "no-token-of-this-driver"}).wants(codes.Aborted)
 		},
 	},
@@ -138,7 +138,7 @@ var healthRules = []Rule{
 		Title: "a negative max_entries is INVALID_ARGUMENT",
 		Why:   "The field must not be negative. A driver that converts it asks its backend for 4 billion entries.",
 		Needs: needs(listVolumeHealth),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
 		},
 	},

@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,45 +16,40 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Rules about input that no honest CO sends, and about who else is on the node.
+// Rules about input that no honest CO sends, and about what a driver leaves on the node.
 var hostileRules = []Rule{
 	{
 		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
-		Title: "an ID that no driver gives is answered like any other that does not exist, or with INVALID_ARGUMENT",
-		Why: "IDs come from PersistentVolumes, which users with the right to make them fill in. An ID that is used as a path or in a command without a look " +
-			"reads and deletes what is not the driver's.",
-		Needs: needs(createVolume),
-		check: func(c *Case) {
+		Title: "a volume ID is not used as a path, in a command or in a pattern: an unknown one is answered with the same code whatever it contains, or with INVALID_ARGUMENT",
+		Why: "IDs come from PersistentVolumes, which every user with the right to create them can fill in. A driver that uses an unchecked ID as a path or in a " +
+			"command reads and deletes files that are not its own. Every path sent here leads to a canary, a few files in csicheck's own directory, and every " +
+			"shell fragment creates a file there: a canary that is removed or changed is the finding.",
+		Needs: needs(createVolume, plainDir),
+		check: func(c *ruleRun) {
 			for _, r := range rpcs {
-				m := r.request()
-				id := m.ProtoReflect().Descriptor().Fields().ByName("volume_id")
-				if id == nil || !r.promised(c) {
-					continue
-				}
-				plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
-				for _, bad := range []string{"../../../../etc/passwd", "/", ".", "a/../../b", "-rf", "$(reboot)", "x\ny", "\x00", strings.Repeat("x", 128), "\u202e", "%s%n"} {
-					req := c.filled(r.request())
-					req.ProtoReflect().Set(id, protoreflect.ValueOfString(bad))
-					a := c.invoke(r.path(), req, r.response())
-					undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
-					if !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)) {
-						a.wrong("%s, NotFound or InvalidArgument", plain)
-					}
+				if r.promised(c) && r.request().ProtoReflect().Descriptor().Fields().ByName("volume_id") != nil {
+					c.hostileIDs(r)
 				}
 			}
 		},
 	},
 	{
 		ID: "hostile.paths", Level: Should, Spec: "NodePublishVolume",
-		Title: "a path that is relative, longer than the system allows, or not a path is refused",
-		Why:   "Relative to what? The driver would mount somewhere below its own working directory.",
+		Title: "a path that is relative, contains a NUL or is longer than the system allows is refused",
+		Why:   "A relative path would lead to the driver's working directory, which the CO does not know. A repeat of the call is in vain.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
-			for _, bad := range []string{"csicheck-relative/path", "/tmp/\x00/x", "/" + strings.Repeat("x/", 4096)} {
+			k := c.plantCanary()
+			defer k.remove()
+			for _, bad := range k.paths() {
 				req := v.publishRequest("a")
 				req.TargetPath = bad
 				a := send(c, c.Node.NodePublishVolume, req)
+				if harm := k.harm(); harm != "" {
+					c.breach(a.Call, "a refusal, and nothing created", fmt.Sprintf("NodePublishVolume %s", harm))
+					return
+				}
 				if a.is(codes.OK, codes.Internal) || uncertain(a.Err) {
 					a.wrong("InvalidArgument, or another code that says what is wrong, and that a repeat is in vain")
 				}
@@ -63,9 +59,9 @@ var hostileRules = []Rule{
 	{
 		ID: "hostile.large", Level: Must, Spec: "Size Limits",
 		Title: "a request that is far too large is answered with a proper code",
-		Why:   "One client with a mistake must not take the driver of a node down. RESOURCE_EXHAUSTED is what gRPC answers by itself.",
+		Why:   "One broken client must not take down the driver of a node. gRPC itself answers RESOURCE_EXHAUSTED.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, n := range []int{5 << 10, 1 << 20, 5 << 20} {
 				req := c.createRequest()
 				req.Parameters = map[string]string{"csicheck": strings.Repeat("x", n)}
@@ -82,7 +78,7 @@ var hostileRules = []Rule{
 		Why: "A newer CO sends it, and means something that the driver would not do. The kinds of volumes that it does not know are not confirmed by " +
 			"ValidateVolumeCapabilities, and have no capacity in GetCapacity.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			unknown := v.capability()
 			unknown.AccessMode.Mode = unknownMode
@@ -122,10 +118,10 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "hostile.utf8", Level: Must, Spec: "Error Scheme",
-		Title: "a string that is no UTF-8 is refused",
-		Why:   "gRPC libraries that do not look hand the bytes on, to file names and to logs that others parse.",
+		Title: "a string that is not UTF-8 is refused",
+		Why:   "gRPC libraries that do not check pass the bytes on, to file names and to logs that programs parse.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			raw := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), c.name()+"\xff\xfe")
 			if err := c.raw("/csi.v1.Controller/DeleteVolume", raw); err == nil {
 				c.fail("an error to a volume_id that ends in ff fe", "OK")
@@ -137,20 +133,20 @@ var hostileRules = []Rule{
 		Title: "fields that the driver does not know are ignored",
 		Why:   "A CO that speaks a newer minor version of CSI sends them, and the driver is not rebuilt for every Kubernetes.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 12345, protowire.VarintType), 1))
 			send(c, c.Controller.CreateVolume, req).ok()
 		},
 	},
 	{
-		ID: "socket.alone", Level: Must, Spec: "Supervised Lifecycle Management",
-		Title: "nothing else is made in the directory of the socket",
+		ID: "socket.directory", Level: Must, Spec: "Supervised Lifecycle Management",
+		Title: "nothing else is created in the directory of the socket",
 		Why:   "The directory is the CO's, and sidecars watch it. What the driver keeps there is gone with the pod, or left behind on the node.",
 		Needs: needs(driverProcess),
-		check: func(c *Case) {
-			for dir, before := range c.run.besides {
-				for _, name := range besides(dir) {
+		check: func(c *ruleRun) {
+			for dir, before := range c.run.siblings {
+				for _, name := range siblings(dir) {
 					if !slices.Contains(before, name) && filepath.Join(dir, name) != c.run.dir {
 						c.error("nothing but the socket", "%s", filepath.Join(dir, name))
 					}
@@ -160,10 +156,10 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "leaks.node", Level: Must, Spec: "NodeUnstageVolume",
-		Title: "volumes that come and go leave no mounts, devices and files on the node",
-		Why:   "What is left by each volume ends the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
+		Title: "repeated volume lifecycles leave no mounts, devices and files on the node",
+		Why:   "What every volume leaves behind exhausts the node some day: no free loop device, a mount table that takes seconds to read, a full disk.",
 		Needs: needs(createVolume, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.cycle() // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for range leakCycles {
@@ -177,9 +173,9 @@ var hostileRules = []Rule{
 	{
 		ID: "leaks.after-kill", Level: Must, Spec: "NodeUnstageVolume",
 		Title: "volumes whose driver is killed between any two calls leave no mounts, devices and files on the node",
-		Why:   "A driver that knows only from its memory what it has mounted leaves it behind with each crash and each upgrade.",
+		Why:   "A driver that keeps its mounts only in memory orphans them with each crash and each upgrade.",
 		Needs: needs(createVolume, nodeService, kernelView, restartable), Timeout: 5 * time.Minute,
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			kill := func() { c.restart() }
 			c.cycle(kill) // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
@@ -193,10 +189,10 @@ var hostileRules = []Rule{
 	},
 	{
 		ID: "leaks.process", Level: Must, Spec: "Interoperability",
-		Title: "volumes that come and go leave no descriptors, threads and processes to the driver",
+		Title: "repeated volume lifecycles leave no descriptors, threads and processes in the driver",
 		Why:   "A driver that loses one with every volume fails after weeks, on the busiest nodes first, and its device is busy meanwhile.",
 		Needs: needs(createVolume, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.cycle()
 			if !c.run.foreign() {
 				c.excuse("the driver runs in this very process")
@@ -212,7 +208,7 @@ var hostileRules = []Rule{
 				}
 				time.Sleep(100 * time.Millisecond)
 			}
-			c.fail("as many as before", "%s after %d volumes came and went", after.grownSince(before, leakCycles), leakCycles+leakSpare)
+			c.fail("as many as before", "%s after %d volume lifecycles", after.grownSince(before, leakCycles), leakCycles+leakSpare)
 		},
 	},
 }
@@ -230,18 +226,18 @@ const (
 )
 
 // leftOnNode fails the rule if each of the volumes left something.
-func (c *Case) leftOnNode(mountsBefore, filesBefore, volumes int) {
+func (c *ruleRun) leftOnNode(mountsBefore, filesBefore, volumes int) {
 	if n := c.run.mounted() - mountsBefore; n >= volumes {
-		c.fail("as many mounts as before", "%d more after %d volumes came and went", n, volumes)
+		c.fail("as many mounts as before", "%d more after %d volume lifecycles", n, volumes)
 	}
 	if n := len(c.run.files()) - filesBefore; n >= volumes {
-		c.fail("as many files as before", "%d more after %d volumes came and went", n, volumes)
+		c.fail("as many files as before", "%d more after %d volume lifecycles", n, volumes)
 	}
 }
 
-// cycle is a volume's life, with something between the calls, and tells which device it
-// was on.
-func (c *Case) cycle(between ...func()) (d device) {
+// cycle takes a volume through its lifecycle, with something between the calls, and returns
+// the device that it was on.
+func (c *ruleRun) cycle(between ...func()) (d device) {
 	then := func() {
 		for _, f := range between {
 			f()
@@ -264,13 +260,48 @@ func (c *Case) cycle(between ...func()) (d device) {
 		v.detach()
 	}
 	v.delete()
-	_ = os.RemoveAll(filepath.Dir(v.stagingPath())) // kubelet does; nothing is mounted there now
+	// As kubelet does. Never recursively: a driver may have left the volume mounted.
+	_ = os.Remove(v.stagingPath())
+	_ = os.Remove(filepath.Dir(v.stagingPath()))
 	_ = os.Remove(filepath.Dir(v.targetPath("a")))
 	return d
 }
 
+// hostileIDs calls the RPC with every hostile ID. The first finding is reported, and the
+// other IDs are sent nevertheless, with a new canary.
+func (c *ruleRun) hostileIDs(r rpc) {
+	k := c.plantCanary()
+	defer func() { k.remove() }()
+	plain := c.invoke(r.path(), c.filled(r.request()), r.response()).Code()
+	undo := strings.Contains(r.method, "Delete") || strings.Contains(r.method, "Unpublish") || strings.Contains(r.method, "Unstage")
+	found := false
+	report := func(call *Call, want, got string) {
+		if !found {
+			c.breach(call, want, got)
+		}
+		found = true
+	}
+	for i := range k.ids() {
+		bad := k.ids()[i]
+		req := c.filled(r.request())
+		m := req.ProtoReflect()
+		m.Set(m.Descriptor().Fields().ByName("volume_id"), protoreflect.ValueOfString(bad.id))
+		a := c.invoke(r.path(), req, r.response())
+		switch harm := k.harm(); {
+		case harm != "":
+			report(a.Call, "an ID that leads nowhere", fmt.Sprintf("volume_id %q was used %s: %s %s", bad.id, bad.takenFor, r.method, harm))
+			k.remove()
+			k = c.plantCanary()
+		case strings.Contains(a.responseText(), k.secret):
+			report(a.Call, "an ID that leads nowhere", fmt.Sprintf("volume_id %q was used %s: %s returned the content of %s", bad.id, bad.takenFor, r.method, k.file))
+		case !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)):
+			report(a.Call, fmt.Sprintf("%s, NotFound or InvalidArgument", plain), a.responseText())
+		}
+	}
+}
+
 // raw calls with bytes that no library of protobuf would send.
-func (c *Case) raw(method string, request []byte) error {
+func (c *ruleRun) raw(method string, request []byte) error {
 	ctx, cancel := context.WithTimeout(c.ctx, 10*time.Second)
 	defer cancel()
 	var resp []byte

@@ -13,7 +13,7 @@ var identityRules = []Rule{
 		Title: "Probe answers, and a driver that works says that it is ready",
 		Why: "Sidecars call Probe until it says ready, or leaves ready unset; they exit on every error but a deadline. " +
 			"livenessprobe has the container killed when Probe fails. Two calls are made, since the first may have found the driver ready by chance.",
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for range 2 {
 				a := send(c, c.Identity.Probe, &csi.ProbeRequest{})
 				if resp := a.ok(); resp.GetReady() != nil && !resp.GetReady().GetValue() {
@@ -27,7 +27,7 @@ var identityRules = []Rule{
 		Title: "capabilities do not contradict each other",
 		Why: "Some capabilities require others: LIST_VOLUMES_PUBLISHED_NODES needs PUBLISH_UNPUBLISH_VOLUME, LIST_VOLUME_HEALTH needs " +
 			"GET_VOLUME_HEALTH, VolumeExpansion needs EXPAND_VOLUME of a service. A CO that relies on the one calls the other and gets UNIMPLEMENTED.",
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, v := range violations(csispec.CheckCapabilities(c.run.has)) {
 				c.error("capabilities that agree", "%s %s", v.Field, v.Text)
 			}
@@ -38,7 +38,7 @@ var identityRules = []Rule{
 		Title: "a CO can use every capability that is reported",
 		Why: "The specification allows EXPAND_VOLUME without VolumeExpansion, a service that the plugin does not report, and an unknown, removed or " +
 			"repeated capability. A CO ignores them, and the feature is silently off.",
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, v := range csispec.CapabilityWarnings(c.run.has) {
 				c.error("capabilities that a CO uses", "%s %s", v.Field, v.Text)
 			}
@@ -46,10 +46,10 @@ var identityRules = []Rule{
 	},
 	{
 		ID: "identity.info.same-everywhere", Level: Must, Spec: "GetPluginCapabilities",
-		Title: "the node and the controller endpoint tell the same about the plugin",
-		Why:   "The CO asks whichever process it meets first and applies the answer to all. All instances of one vendor_version have to report the same plugin capabilities.",
+		Title: "the node and the controller endpoint describe the plugin alike",
+		Why:   "The CO asks either process and applies the answer to all. All instances of one vendor_version have to report the same plugin capabilities.",
 		Needs: needs(twoEndpoints),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one := send(c, c.Identity.GetPluginInfo, &csi.GetPluginInfoRequest{}).ok()
 			other := send(c, c.ControllerIdentity.GetPluginInfo, &csi.GetPluginInfoRequest{})
 			if other.ok().GetName() != one.GetName() {
@@ -68,7 +68,7 @@ var identityRules = []Rule{
 		ID: "capability.implemented", Level: Must, Spec: "Error Scheme",
 		Title: "an RPC that a capability promises is implemented",
 		Why:   "A CO reads the capabilities once and calls what they promise. UNIMPLEMENTED is not retried: the feature is silently off.",
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && r.promised(c) {
 					if a := c.invoke(r.path(), r.request(), r.response()); a.is(codes.Unimplemented) {
@@ -90,9 +90,9 @@ var identityRules = []Rule{
 	{
 		ID: "capability.unimplemented", Level: Must, Spec: "Error Scheme",
 		Title: "an RPC that no capability promises answers UNIMPLEMENTED",
-		Why: "A CO tells a driver that cannot from one that failed by UNIMPLEMENTED. Another code is retried, perhaps for ever, " +
+		Why: "UNIMPLEMENTED distinguishes a missing feature from a failure. Another code is retried, perhaps for ever, " +
 			"and OK is taken for work that was done.",
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && !r.promised(c) {
 					if a := c.invoke(r.path(), c.filled(r.request()), r.response()); !a.is(codes.Unimplemented) {

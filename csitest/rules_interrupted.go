@@ -12,7 +12,7 @@ import (
 // An attempt is one call of an RPC, and what it has made.
 type attempt func(context.Context) (call *Call, made string)
 
-func attemptOf[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {
+func attemptOf[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {
 	return func(ctx context.Context) (*Call, string) {
 		a := sendCtx(ctx, c, rpc, req)
 		if a.Err != nil || made == nil {
@@ -26,45 +26,45 @@ func attemptOf[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.C
 type mutation struct {
 	prefix, rpc string
 	needs       []Need
-	prepare     func(*Case) attempt // with new objects every time
+	prepare     func(*ruleRun) attempt // with new objects every time
 }
 
 var mutations = []mutation{
-	{"controller.create.", "CreateVolume", needs(createVolume), func(c *Case) attempt {
+	{"controller.create.", "CreateVolume", needs(createVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.CreateVolume, c.createRequest(), func(r *csi.CreateVolumeResponse) string { return r.GetVolume().GetVolumeId() })
 	}},
-	{"controller.delete.", "DeleteVolume", needs(createVolume), func(c *Case) attempt {
+	{"controller.delete.", "DeleteVolume", needs(createVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.DeleteVolume, c.volume().deleteRequest(), nil)
 	}},
-	{"controller.publish.", "ControllerPublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+	{"controller.publish.", "ControllerPublishVolume", needs(createVolume, attachVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerPublishVolume, c.volume().attachRequest(), nil)
 	}},
-	{"controller.unpublish.", "ControllerUnpublishVolume", needs(createVolume, attachVolume), func(c *Case) attempt {
+	{"controller.unpublish.", "ControllerUnpublishVolume", needs(createVolume, attachVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerUnpublishVolume, c.volume().attach().detachRequest(), nil)
 	}},
-	{"controller.expand.", "ControllerExpandVolume", needs(createVolume, expandVolume), func(c *Case) attempt {
+	{"controller.expand.", "ControllerExpandVolume", needs(createVolume, expandVolume), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerExpandVolume, c.volume().expandRequest(2*c.run.cfg.Size), nil)
 	}},
-	{"controller.modify.", "ControllerModifyVolume", needs(createVolume, modifyVolume, mutable), func(c *Case) attempt {
+	{"controller.modify.", "ControllerModifyVolume", needs(createVolume, modifyVolume, mutable), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.ControllerModifyVolume, c.volume().modifyRequest(c.run.cfg.MutableParameters), nil)
 	}},
-	{"controller.snapshot.", "CreateSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+	{"controller.snapshot.", "CreateSnapshot", needs(createVolume, createSnapshot), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.CreateSnapshot, c.volume().snapshotRequest(), func(r *csi.CreateSnapshotResponse) string { return r.GetSnapshot().GetSnapshotId() })
 	}},
-	{"controller.snapshot.delete-", "DeleteSnapshot", needs(createVolume, createSnapshot), func(c *Case) attempt {
+	{"controller.snapshot.delete-", "DeleteSnapshot", needs(createVolume, createSnapshot), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: c.volume().snapshot().GetSnapshotId()}, nil)
 	}},
-	{"group.create.", "CreateVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+	{"group.create.", "CreateVolumeGroupSnapshot", needs(createVolume, groupService), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Group.CreateVolumeGroupSnapshot, c.groupRequest(c.volume(), c.volume()), func(r *csi.CreateVolumeGroupSnapshotResponse) string {
 			return r.GetGroupSnapshot().GetGroupSnapshotId()
 		})
 	}},
-	{"group.delete.", "DeleteVolumeGroupSnapshot", needs(createVolume, groupService), func(c *Case) attempt {
+	{"group.delete.", "DeleteVolumeGroupSnapshot", needs(createVolume, groupService), func(c *ruleRun) attempt {
 		return attemptOf(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(c.group(c.volume(), c.volume())), nil)
 	}},
 }
 
-// interruptions are when a call is given up: while it waits, while it works, and, of a
+// interruptions are when a call is cancelled: while it waits, while it works, and, of a
 // fast driver, when it has ended.
 var interruptions = []time.Duration{time.Millisecond, 3 * time.Millisecond, 10 * time.Millisecond, 30 * time.Millisecond}
 
@@ -72,17 +72,17 @@ var interruptedRules = func() (rules []Rule) {
 	for _, m := range mutations {
 		rules = append(rules, m.rules()...)
 	}
-	return append(rules, conflictRules...)
+	return append(rules, concurrencyRules...)
 }()
 
 func (m mutation) rules() []Rule {
 	return []Rule{
 		{
 			ID: m.prefix + "after-cancel", Level: Must, Spec: "Timeouts",
-			Title: m.rpc + " that was cancelled succeeds when it is repeated",
-			Why:   "A dropped call is no undo. Work that went on, or half of it, must not stand in the way of the repeat.",
+			Title: m.rpc + " that was cancelled succeeds when it is retried",
+			Why:   "A cancelled call is not rolled back. Work that continued, or that was interrupted, must not make the retry fail.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				for _, after := range interruptions {
 					try := m.prepare(c)
 					ctx, cancel := context.WithCancel(c.context())
@@ -96,10 +96,10 @@ func (m mutation) rules() []Rule {
 		},
 		{
 			ID: m.prefix + "after-deadline", Level: Must, Spec: "Timeouts",
-			Title: m.rpc + " whose deadline was over succeeds when it is repeated",
-			Why:   "Sidecars give a call 10 to 15 seconds by default and repeat it, for as long as it takes: the work has to go on, or to begin anew.",
+			Title: m.rpc + " whose deadline was exceeded succeeds when it is retried",
+			Why:   "Sidecars cancel a call after 10 to 15 seconds by default and retry it indefinitely: the work has to continue, or to start again.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				for _, after := range interruptions {
 					try := m.prepare(c)
 					ctx, cancel := context.WithTimeout(c.context(), after)
@@ -111,11 +111,11 @@ func (m mutation) rules() []Rule {
 		},
 		{
 			ID: m.prefix + "parallel", Level: Must, Spec: m.rpc,
-			Title: m.rpc + " four times at once with the same request does it once",
+			Title: m.rpc + " with four identical concurrent requests takes effect once",
 			Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
-				"it has to end: a repeat succeeds, and all that succeeded tell of one thing.",
+				"it has to end: a retry succeeds, and all that succeeded return the same object.",
 			Needs: m.needs,
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				try := m.prepare(c)
 				calls, made := make([]*Call, 4), make([]string, 4)
 				c.parallel(len(calls), func(i int) { calls[i], made[i] = try(c.ctx) })
@@ -134,7 +134,7 @@ func (m mutation) rules() []Rule {
 }
 
 // finish repeats a call as a CO does until its outcome is known, which must be success.
-func (c *Case) finish(try attempt) string {
+func (c *ruleRun) finish(try attempt) string {
 	for wait := 50 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		call, made := try(c.ctx)
 		if call.Code() == codes.OK {
@@ -151,13 +151,13 @@ func (c *Case) finish(try attempt) string {
 	}
 }
 
-var conflictRules = []Rule{
+var concurrencyRules = []Rule{
 	{
 		ID: "controller.parallel.many-names", Level: Must, Spec: "Concurrency",
-		Title: "sixteen volumes that are asked for at once are sixteen volumes",
+		Title: "sixteen concurrent requests with different names create sixteen volumes",
 		Why:   "A StatefulSet asks for them so. IDs that come from a clock or from a counter without a lock are there twice.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			ids := make([]string, 16)
 			c.parallel(len(ids), func(i int) { ids[i] = c.volume().id })
 			seen := map[string]bool{}
@@ -172,11 +172,11 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.parallel.one-volume", Level: Must, Spec: "Concurrency",
-		Title: "different calls for one volume at once each succeed, or say that another is under way, and it ends",
+		Title: "different concurrent calls for one volume succeed, or answer that another is in flight, and that ends",
 		Why: "A CO that crashed may send calls that do not go together. Whatever the order, no call fails for a reason of the driver's own, " +
 			"and the volume can be deleted in the end.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			allowed := []codes.Code{codes.OK, codes.Aborted, codes.NotFound, codes.FailedPrecondition}
 			calls := []func(){

@@ -6,14 +6,14 @@ import (
 	"path/filepath"
 )
 
-// Rules that look at what the kernel has, not at what the driver says.
+// Rules that check the state of the kernel, not the answers of the driver.
 var kernelRules = []Rule{
 	{
 		ID: "node.publish.mounts", Level: Must, Spec: "NodePublishVolume",
 		Title: "the target path is a mount point while the volume is published, and none afterwards",
 		Why:   "A pod that writes to a plain directory fills the node's disk, and its data is gone with the pod.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			if n := len(mountsAt(v.targetPath("a"))); n != 1 {
 				c.fail("one mount at the target path", "%d", n)
@@ -28,7 +28,7 @@ var kernelRules = []Rule{
 		Title: "repeated calls do not stack mounts",
 		Why:   "One NodeUnpublishVolume has to undo them all. Drivers have left thousands of stacked mounts behind a kubelet that restarts.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			for range 2 {
 				v.stage().publish("a")
@@ -45,7 +45,7 @@ var kernelRules = []Rule{
 		Title: "a volume that is published readonly cannot be written",
 		Why:   "The pod was promised, and its neighbours rely on it. A flag that is only recorded protects nothing.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			req := v.publishRequest("a")
 			req.Readonly = true
@@ -58,7 +58,7 @@ var kernelRules = []Rule{
 		Title: "data is there again after the volume was taken down and brought up",
 		Why:   "Formatting, or mounting something else, shows here before it shows in production.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			data := bytes.Repeat([]byte(v.id), 1000)
 			c.write(filepath.Join(v.targetPath("a"), "data"), data)
@@ -73,7 +73,7 @@ var kernelRules = []Rule{
 		Title: "two targets of one volume show the same data",
 		Why:   "Two pods with one claim work on one file system.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView, manyWriters),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a", "b")
 			c.write(filepath.Join(v.targetPath("a"), "data"), []byte("x"))
 			if _, err := os.Stat(filepath.Join(v.targetPath("b"), "data")); err != nil {
@@ -86,7 +86,7 @@ var kernelRules = []Rule{
 		Title: "the target of a raw block volume is a block device of the volume's size",
 		Why:   "A plain file takes the pod's writes as well, and they are lost. The size must lie within the range that was asked for.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block).up("a")
 			info, err := os.Stat(v.targetPath("a"))
 			if err != nil || info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {

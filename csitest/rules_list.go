@@ -11,7 +11,7 @@ import (
 )
 
 // list reads all pages of at most n entries.
-func (c *Case) list(n int32) (all []*csi.ListVolumesResponse_Entry) {
+func (c *ruleRun) list(n int32) (all []*csi.ListVolumesResponse_Entry) {
 	req := &csi.ListVolumesRequest{MaxEntries: n}
 	for range 10_000 {
 		a := send(c, c.Controller.ListVolumes, req)
@@ -38,7 +38,7 @@ func entryOf(all []*csi.ListVolumesResponse_Entry, id string) *csi.ListVolumesRe
 
 // entry is the one of the volume. Without one there is nothing to compare, which is for
 // controller.list.complete to find.
-func (c *Case) entry(v *volume) (e *csi.ListVolumesResponse_Entry) {
+func (c *ruleRun) entry(v *volume) (e *csi.ListVolumesResponse_Entry) {
 	for begin := time.Now(); e == nil; {
 		if e = entryOf(c.list(0), v.id); e == nil && !c.waits(begin) {
 			c.excuse("ListVolumes does not show the volume")
@@ -48,7 +48,7 @@ func (c *Case) entry(v *volume) (e *csi.ListVolumesResponse_Entry) {
 }
 
 // eventually runs a part of a rule again while it fails: what lists show may lag behind.
-func (c *Case) eventually(part func()) {
+func (c *ruleRun) eventually(part func()) {
 	for begin := time.Now(); ; {
 		ended, failures := c.trial(part)
 		if len(failures) > 0 && c.waits(begin) {
@@ -61,8 +61,8 @@ func (c *Case) eventually(part func()) {
 	}
 }
 
-// trial runs a part of a rule, and gives what ended it and its failures.
-func (c *Case) trial(part func()) (ended any, failures []Failure) {
+// trial runs a part of a rule, and returns what ended it and its failures.
+func (c *ruleRun) trial(part func()) (ended any, failures []Failure) {
 	before := c.failures
 	c.failures = nil
 	defer func() {
@@ -72,8 +72,8 @@ func (c *Case) trial(part func()) (ended any, failures []Failure) {
 	return nil, nil
 }
 
-// waits a moment, unless it has been waited for too long.
-func (c *Case) waits(begin time.Time) bool {
+// waits some time, unless the timeout is over.
+func (c *ruleRun) waits(begin time.Time) bool {
 	if time.Since(begin) > cmp.Or(c.run.cfg.patience, listPatience) {
 		return false
 	}
@@ -86,16 +86,16 @@ func (c *Case) waits(begin time.Time) bool {
 }
 
 // listPatience is how far a list may lag behind the calls that changed it. The
-// specification says nothing of it; stores that are distributed take a moment.
+// specification says nothing about it; distributed stores are eventually consistent.
 const listPatience = 10 * time.Second
 
 var listRules = []Rule{
 	{
 		ID: "controller.list.complete", Level: Must, Spec: "ListVolumes",
-		Title: "ListVolumes shows volumes that were made and none that were deleted",
+		Title: "ListVolumes returns volumes that were created and none that were deleted",
 		Why:   "The health monitor and the attacher take a volume that is not in the list for lost.",
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			kept, gone := c.volume(), c.volume()
 			gone.delete()
 			c.eventually(func() {
@@ -111,10 +111,10 @@ var listRules = []Rule{
 	},
 	{
 		ID: "controller.list.capacity-agrees", Level: Should, Spec: "ListVolumes",
-		Title: "ListVolumes tells the capacity that CreateVolume told",
+		Title: "ListVolumes and CreateVolume return the same capacity",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			e := c.entry(v)
 			if got, want := e.GetVolume().GetCapacityBytes(), v.created.GetCapacityBytes(); got != 0 && want != 0 && got != want {
@@ -127,7 +127,7 @@ var listRules = []Rule{
 		Title: "pages have at most max_entries, and together every volume once",
 		Why:   "external-attacher reads the list in pages; a volume that falls between two of them is taken for detached.",
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			var made []string
 			for range 3 {
 				made = append(made, c.volume().id)
@@ -147,10 +147,10 @@ var listRules = []Rule{
 	},
 	{
 		ID: "controller.list.bad-token", Level: Must, Spec: "ListVolumes",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{StartingToken: "no-token-of-this-driver"}).wants(codes.Aborted)
 		},
 	},
@@ -159,7 +159,7 @@ var listRules = []Rule{
 		Title: "a negative max_entries is INVALID_ARGUMENT",
 		Why:   "The field must not be negative. A driver that converts it asks its backend for 4 billion entries.",
 		Needs: needs(listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
 		},
 	},
@@ -168,7 +168,7 @@ var listRules = []Rule{
 		Title: "published_node_ids has the node while the volume is published to it",
 		Why:   "external-attacher attaches again what the list shows as detached, and detaches what should not be attached.",
 		Needs: needs(createVolume, attachVolume, listVolumes, publishedNodes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			published := func(want bool, when string) {
 				c.eventually(func() {

@@ -18,8 +18,8 @@ var metadataRules = []Rule{
 		Title: "the stream of a snapshot's blocks ends, can be resumed, and is OUT_OF_RANGE beyond the volume",
 		Why:   "A backup reads the stream, and resumes it behind the last block that it got.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
-			v := c.volume(func(c *Case, r *csi.CreateVolumeRequest) {
+		check: func(c *ruleRun) {
+			v := c.volume(func(c *ruleRun, r *csi.CreateVolumeRequest) {
 				r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
 			})
 			id := v.snapshot().GetSnapshotId()
@@ -39,10 +39,10 @@ var metadataRules = []Rule{
 	},
 	{
 		ID: "snapshot.metadata.resumes", Level: Must, Spec: "GetMetadataAllocated",
-		Title: "a stream that is resumed behind any block gives the rest of them",
-		Why:   "A backup whose connection broke goes on at the end of the last block that it has. What is missing then is missing in the backup.",
+		Title: "a stream that is resumed behind any block returns the rest of them",
+		Why:   "A backup whose connection broke continues at the end of the last block that it has. What is missing then is missing in the backup.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
 			all := c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id})
 			for i := range min(len(all), 8) {
@@ -56,7 +56,7 @@ var metadataRules = []Rule{
 		Title: "the blocks do not depend on max_results",
 		Why:   "max_results limits a message and not the stream. A driver that stops there backs up the beginning of the volume.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
 			all := c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id})
 			c.sameBytes(c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 1}), all, 0)
@@ -67,7 +67,7 @@ var metadataRules = []Rule{
 		Title: "no block ends behind volume_capacity_bytes",
 		Why:   "The reader has made a target of that size.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
 			for _, b := range c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id}) {
 				if size := c.streamed.Load(); end(b) > size {
@@ -81,7 +81,7 @@ var metadataRules = []Rule{
 		Title: "a snapshot that does not exist is NOT_FOUND",
 		Why:   "An empty stream with OK is a backup of nothing.",
 		Needs: needs(snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: c.name()}); code(err) != codes.NotFound {
 				c.fail("NOT_FOUND", "%v", err)
 			}
@@ -92,7 +92,7 @@ var metadataRules = []Rule{
 		Title: "a request without snapshot_id is INVALID_ARGUMENT",
 		Why:   "An empty stream with OK is a backup of nothing.",
 		Needs: needs(snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{}); code(err) != codes.InvalidArgument {
 				c.fail("INVALID_ARGUMENT", "%v", err)
 			}
@@ -103,7 +103,7 @@ var metadataRules = []Rule{
 		Title: "a negative starting_offset is OUT_OF_RANGE",
 		Why:   "The specification names the code for it. A driver that converts the number begins at the end of the volume, and the backup is empty.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
 			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: -1}); code(err) != codes.OutOfRange && code(err) != codes.InvalidArgument {
 				c.fail("OUT_OF_RANGE", "%v", err)
@@ -115,7 +115,7 @@ var metadataRules = []Rule{
 		Title: "the stream of what changed between two snapshots ends, can be resumed, and is OUT_OF_RANGE beyond the volume",
 		Why:   "An incremental backup reads it, and resumes it behind the last block that it got.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			base, target := c.twoSnapshots()
 			all, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 2})
 			if code(err) == codes.FailedPrecondition {
@@ -141,7 +141,7 @@ var metadataRules = []Rule{
 		Title: "a base or a target that does not exist is NOT_FOUND",
 		Why:   "An empty stream with OK says that nothing has changed.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
 			for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: c.name(), TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: c.name()}} {
 				if _, err := c.delta(req); code(err) != codes.NotFound {
@@ -155,7 +155,7 @@ var metadataRules = []Rule{
 		Title: "a delta without base or target is INVALID_ARGUMENT",
 		Why:   "An empty stream with OK says that nothing has changed.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
 			for _, req := range []*csi.GetMetadataDeltaRequest{{TargetSnapshotId: id}, {BaseSnapshotId: id}} {
 				if _, err := c.delta(req); code(err) != codes.InvalidArgument {
@@ -169,7 +169,7 @@ var metadataRules = []Rule{
 		Title: "two snapshots of different volumes have no delta",
 		Why:   "Both must be of one volume. A backup that is put together of two is none.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := &csi.GetMetadataDeltaRequest{BaseSnapshotId: c.volume().snapshot().GetSnapshotId(), TargetSnapshotId: c.volume().snapshot().GetSnapshotId()}
 			if _, err := c.delta(req); err == nil {
 				c.fail("INVALID_ARGUMENT, or another error", "OK")
@@ -178,10 +178,10 @@ var metadataRules = []Rule{
 	},
 	{
 		ID: "snapshot.metadata.delta-within-allocated", Level: Must, Spec: "GetMetadataDelta",
-		Title: "a delta and the stream of all blocks tell one volume_capacity_bytes",
+		Title: "a delta and the stream of all blocks have the same volume_capacity_bytes",
 		Why:   "The reader makes the target by the one and writes it by the other.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			base, target := c.twoSnapshots()
 			if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}); err != nil {
 				c.excuse("there is no delta: %v", err)
@@ -196,13 +196,13 @@ var metadataRules = []Rule{
 }
 
 // large makes a volume of so many blocks that a stream has several messages.
-func (c *Case) large() *volume {
-	return c.volume(func(c *Case, r *csi.CreateVolumeRequest) {
+func (c *ruleRun) large() *volume {
+	return c.volume(func(c *ruleRun, r *csi.CreateVolumeRequest) {
 		r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
 	})
 }
 
-func (c *Case) twoSnapshots() (base, target string) {
+func (c *ruleRun) twoSnapshots() (base, target string) {
 	v := c.large()
 	return v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()
 }
@@ -210,8 +210,8 @@ func (c *Case) twoSnapshots() (base, target string) {
 func end(b *csi.BlockMetadata) int64 { return b.GetByteOffset() + b.GetSizeBytes() }
 
 // sameBytes demands that two streams cover the same bytes from an offset on: how they
-// are cut into blocks is the driver's choice.
-func (c *Case) sameBytes(got, want []*csi.BlockMetadata, from int64) {
+// are divided into blocks is the driver's choice.
+func (c *ruleRun) sameBytes(got, want []*csi.BlockMetadata, from int64) {
 	if g, w := extents(got, from), extents(want, from); !slices.Equal(g, w) {
 		c.fail(fmt.Sprintf("the bytes %v", w), "%v", g)
 	}
@@ -232,7 +232,7 @@ func extents(blocks []*csi.BlockMetadata, from int64) (all []int64) {
 	return all
 }
 
-func (c *Case) mustAllocated(req *csi.GetMetadataAllocatedRequest) []*csi.BlockMetadata {
+func (c *ruleRun) mustAllocated(req *csi.GetMetadataAllocatedRequest) []*csi.BlockMetadata {
 	all, err := c.allocated(req)
 	if err != nil {
 		c.fail("a stream that ends with OK", "%v", err)
@@ -241,7 +241,7 @@ func (c *Case) mustAllocated(req *csi.GetMetadataAllocatedRequest) []*csi.BlockM
 }
 
 // allocated reads the whole stream.
-func (c *Case) allocated(req *csi.GetMetadataAllocatedRequest) (all []*csi.BlockMetadata, err error) {
+func (c *ruleRun) allocated(req *csi.GetMetadataAllocatedRequest) (all []*csi.BlockMetadata, err error) {
 	s, err := c.Metadata.GetMetadataAllocated(c.context(), req)
 	if err != nil {
 		return nil, err
@@ -250,7 +250,7 @@ func (c *Case) allocated(req *csi.GetMetadataAllocatedRequest) (all []*csi.Block
 }
 
 // delta reads the whole stream.
-func (c *Case) delta(req *csi.GetMetadataDeltaRequest) (all []*csi.BlockMetadata, err error) {
+func (c *ruleRun) delta(req *csi.GetMetadataDeltaRequest) (all []*csi.BlockMetadata, err error) {
 	s, err := c.Metadata.GetMetadataDelta(c.context(), req)
 	if err != nil {
 		return nil, err
@@ -258,11 +258,11 @@ func (c *Case) delta(req *csi.GetMetadataDeltaRequest) (all []*csi.BlockMetadata
 	return blocks(c, s.Recv)
 }
 
-// blocks reads a stream, and notes the size of the volume that it tells.
+// blocks reads a stream, and records the size of the volume in it.
 func blocks[M interface {
 	GetBlockMetadata() []*csi.BlockMetadata
 	GetVolumeCapacityBytes() int64
-}](c *Case, recv func() (M, error)) (all []*csi.BlockMetadata, err error) {
+}](c *ruleRun, recv func() (M, error)) (all []*csi.BlockMetadata, err error) {
 	c.streamed.Store(0)
 	for {
 		m, err := recv()

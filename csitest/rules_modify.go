@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-var mutable = Need{"mutable parameters that the driver takes", "-mutable-parameters", func(r *run) bool { return len(r.cfg.MutableParameters) > 0 }}
+var mutable = Need{"mutable parameters that the driver takes", FacilityMutableParameters, func(r *run) bool { return len(r.cfg.MutableParameters) > 0 }}
 
 const noKey = "csicheck-no-key"
 
@@ -31,7 +31,7 @@ var modifyRules = []Rule{
 		Title: "parameters can be set, and set again to the same",
 		Why:   "external-resizer repeats the call until it hears OK.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for range 2 {
 				send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters)).ok()
@@ -40,10 +40,10 @@ var modifyRules = []Rule{
 	},
 	{
 		ID: "controller.modify.one-by-one", Level: Must, Spec: "ControllerModifyVolume",
-		Title: "each of several parameters can be set alone",
+		Title: "each of several parameters can be set without the others",
 		Why:   "Only what is named is changed; what is absent means nothing.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for k, value := range c.run.cfg.MutableParameters {
 				send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(map[string]string{k: value})).ok()
@@ -53,9 +53,9 @@ var modifyRules = []Rule{
 	{
 		ID: "controller.modify.volume-missing", Level: Must, Spec: "ControllerModifyVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "The code tells the CO that asking again is in vain.",
+		Why:   "With this code the CO does not retry.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters)).wants(codes.NotFound)
@@ -66,7 +66,7 @@ var modifyRules = []Rule{
 		Title: "a parameter that the driver does not know is INVALID_ARGUMENT",
 		Why:   "OK would make Kubernetes report that the VolumeAttributesClass is in force.",
 		Needs: needs(createVolume, modifyVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(withUnknown(nil))).wants(codes.InvalidArgument)
 		},
@@ -77,7 +77,7 @@ var modifyRules = []Rule{
 		Why: "Nothing may be applied when the call fails: external-resizer goes back to the old class and believes it in force. " +
 			"What the volume has shows as far as CreateVolume compares it.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(withUnknown(c.run.cfg.MutableParameters))).wants(codes.InvalidArgument)
 			if a := send(c, c.Controller.CreateVolume, v.made); a.ok().GetVolume().GetVolumeId() != v.id {
@@ -87,10 +87,10 @@ var modifyRules = []Rule{
 	},
 	{
 		ID: "controller.modify.at-create", Level: Must, Spec: "CreateVolume",
-		Title: "CreateVolume takes mutable_parameters, and gives the same volume when asked again",
+		Title: "CreateVolume takes mutable_parameters, and returns the same volume to a retry",
 		Why:   "A claim names its VolumeAttributesClass from the beginning.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(c.mutated)
 			if a := send(c, c.Controller.CreateVolume, v.made); a.ok().GetVolume().GetVolumeId() != v.id {
 				a.wrong("volume_id %q, as the first time", v.id)
@@ -102,18 +102,18 @@ var modifyRules = []Rule{
 		Title: "CreateVolume with a mutable parameter that the driver does not know is INVALID_ARGUMENT",
 		Why:   "OK would make Kubernetes report that the VolumeAttributesClass is in force.",
 		Needs: needs(createVolume, modifyVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.MutableParameters = withUnknown(c.run.cfg.MutableParameters)
 			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
 		},
 	},
 	{
-		ID: "controller.modify.over-plain", Level: Must, Spec: "CreateVolume",
+		ID: "controller.modify.overrides-parameters", Level: Must, Spec: "CreateVolume",
 		Title: "mutable_parameters go before the parameters of the same key",
 		Why:   "The StorageClass has the default, and the VolumeAttributesClass what the user chose.",
 		Needs: needs(createVolume, modifyVolume, mutable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			plain := c.createRequest()
 			if plain.Parameters == nil {
 				plain.Parameters = map[string]string{}
@@ -132,6 +132,6 @@ var modifyRules = []Rule{
 	},
 }
 
-func (c *Case) mutated(_ *Case, r *csi.CreateVolumeRequest) {
+func (c *ruleRun) mutated(_ *ruleRun, r *csi.CreateVolumeRequest) {
 	r.MutableParameters = maps.Clone(c.run.cfg.MutableParameters)
 }

@@ -30,7 +30,7 @@ var mountGroupRules = []Rule{
 		Title: "files created under one volume_mount_group can be used under the next one",
 		Why:   whyMountGroup + " Otherwise the next pod with another fsGroup cannot use the files of the first.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			v.underGroup(firstPod.gid).stage().publish("a")
 			c.writesAs(firstPod, v.targetPath("a"))
@@ -44,7 +44,7 @@ var mountGroupRules = []Rule{
 		Title: "while a volume is published with one volume_mount_group, a second publish with another one can use all files",
 		Why:   whyMountGroup + " Two pods of one node may share a claim and differ in fsGroup. The volume is staged once, with the group of the first.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView, manyWriters),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			v.underGroup(firstPod.gid).stage().publish("a")
 			c.writesAs(firstPod, v.targetPath("a"))
@@ -65,7 +65,7 @@ func (v *volume) underGroup(gid int) *volume {
 }
 
 // writesAs creates a directory and a file in it, as a process of a pod does.
-func (c *Case) writesAs(u podUser, target string) {
+func (c *ruleRun) writesAs(u podUser, target string) {
 	switch err := createAs(u, target, "dir", filepath.Join("dir", "file")); {
 	case errors.Is(err, errNoUsers):
 		c.excuse("there are no other users in this user namespace")
@@ -75,7 +75,7 @@ func (c *Case) writesAs(u podUser, target string) {
 }
 
 // usesAs reads and writes what writesAs has created, and creates more.
-func (c *Case) usesAs(u podUser, target string) {
+func (c *ruleRun) usesAs(u podUser, target string) {
 	if err := openAs(u, target, filepath.Join("dir", "file")); err != nil {
 		c.error("a file of the first group that the second one can read and write", "%v", err)
 	}

@@ -18,7 +18,7 @@ import (
 
 const (
 	multiWriter  = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
-	mountGroup   = 4321 // nobody's
+	mountGroup   = 4321 // unused otherwise
 	flagOfMounts = "noatime"
 )
 
@@ -29,14 +29,14 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.table", Level: Should, Spec: "NodePublishVolume",
 		Title: "a second NodePublishVolume is answered as the table of the specification has it, for every access mode",
-		Why: "The table tells for each access mode what a second publish at the same target or another one gets, with the same arguments or others: " +
+		Why: "The table has for each access mode the answer to a second publish at the same target or another one, with the same arguments or others: " +
 			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for mode := csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER; mode <= multiWriter; mode++ {
 				req := c.createRequest()
 				withMode(mode)(c, req)
-				if reads(mode) { // somebody has to write it first, be it a file system
+				if reads(mode) { // it has to be written first, with a file system at least
 					writer := proto.CloneOf(req.VolumeCapabilities[0])
 					writer.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 					req.VolumeCapabilities = append(req.VolumeCapabilities, writer)
@@ -59,9 +59,9 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.before-stage", Level: Must, Spec: "RPC Interactions",
 		Title: "a volume that is not staged is not published, and nothing is left at the target",
-		Why:   "After a reboot the staging path is an empty directory. A driver that binds it gives the pod the node's root disk.",
+		Why:   "After a reboot the staging path is an empty directory. A driver that binds it exposes the node's root disk to the pod.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			v.stagingPath()
 			a := send(c, c.Node.NodePublishVolume, v.publishRequest("a"))
@@ -75,11 +75,11 @@ var mountRules = []Rule{
 		},
 	},
 	{
-		ID: "node.stage.again-otherwise", Level: Must, Spec: "NodeStageVolume",
+		ID: "node.stage.conflict", Level: Must, Spec: "NodeStageVolume",
 		Title: "a volume that is staged already is not staged with another access type",
 		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
 		Needs: needs(createVolume, stageVolume, mountAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			req := v.stageRequest()
 			req.VolumeCapability = blockCapability(c.run)
@@ -89,10 +89,10 @@ var mountRules = []Rule{
 	{
 		ID: "node.stage.after-cancel", Level: Must, Spec: "Timeouts",
 		Title: "calls that were cancelled succeed when they are repeated, and are undone when they are not",
-		Why: "kubelet gives up after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
+		Why: "kubelet cancels the call after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
 			"call may still be at work. ABORTED is allowed meanwhile, but has to end.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 25 * time.Millisecond} {
 				v := c.volume().attach()
 				if c.has(stageVolume) {
@@ -120,11 +120,11 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.publish.parallel", Level: Must, Spec: "NodePublishVolume",
-		Title: "several pods get the volume at once, and give it back at once",
+		Title: "several pods are published and unpublished concurrently",
 		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a repeat " +
 			"succeeds.",
 		Needs: needs(createVolume, nodeService, manyWriters),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			pods := []string{"a", "b", "c", "d"}
 			publish := make([]*csi.NodePublishVolumeRequest, len(pods))
@@ -148,26 +148,26 @@ var mountRules = []Rule{
 		Title: "NodeGetVolumeStats is NOT_FOUND for a directory at which the volume is not published",
 		Why:   "A target that lost its mount is a plain directory, and its numbers are those of the node's disk.",
 		Needs: needs(createVolume, nodeService, volumeStats),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			req := v.statsRequest("b")
 			c.mkdir(req.GetVolumePath())
 			send(c, c.Node.NodeGetVolumeStats, req).wants(codes.NotFound)
-			_ = os.Remove(req.GetVolumePath()) // removeDir tells of it
+			_ = os.Remove(req.GetVolumePath()) // removeDir reports it
 		},
 	},
 	{
 		ID: "node.stats.agrees", Level: Should, Spec: "NodeGetVolumeStats",
-		Title: "NodeGetVolumeStats tells what the kernel tells of the file system",
+		Title: "NodeGetVolumeStats agrees with statfs",
 		Why:   "Alerts and evictions go by these numbers: an old copy or another disk's numbers come too late or for nothing.",
 		Needs: needs(createVolume, nodeService, volumeStats, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			for _, n := range []int64{0, c.run.cfg.Size / 4} { // an empty one, and one with data
 				c.write(filepath.Join(v.targetPath("a"), "data"), make([]byte, min(n, 64*mib)))
 				want, err := statfs(v.targetPath("a"))
 				if err != nil {
-					c.fail("a target that can be looked at", "%v", err)
+					c.fail("a target that statfs can read", "%v", err)
 				}
 				a := send(c, c.Node.NodeGetVolumeStats, v.statsRequest("a"))
 				for _, u := range a.ok().GetUsage() {
@@ -182,9 +182,9 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.mount-flags", Level: Should, Spec: "VolumeCapability",
 		Title: "mount_flags are in effect at the target",
-		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and nobody looks whether they took effect. The rule sends noatime.",
+		Why:   "They are the PersistentVolume's mountOptions. Some are for safety, as nosuid, and no CO checks that they took effect. The rule sends noatime.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.VolumeCapabilities[0].GetMount().MountFlags = []string{flagOfMounts}
 			a := send(c, c.Controller.CreateVolume, req)
@@ -204,12 +204,12 @@ var mountRules = []Rule{
 		Title: "a volume with volume_mount_group belongs to that group, which may write",
 		Why:   "kubelet does not change the group of files for a driver with VOLUME_MOUNT_GROUP. A pod that does not run as root cannot write then.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			if err := os.Chown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
 				c.excuse("there is no other group in this user namespace")
 			}
-			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir tells of it
-			v := c.volume(func(_ *Case, r *csi.CreateVolumeRequest) {
+			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir reports it
+			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().VolumeMountGroup = strconv.Itoa(mountGroup)
 			}).up("a")
 			if gid, mode, err := owner(v.targetPath("a")); err != nil || gid != mountGroup || mode&0o020 == 0 {
@@ -218,11 +218,11 @@ var mountRules = []Rule{
 		},
 	},
 	{
-		ID: "node.publish.volumes-apart", Level: Must, Spec: "NodePublishVolume",
+		ID: "node.publish.volumes-separate", Level: Must, Spec: "NodePublishVolume",
 		Title: "two volumes have different data",
-		Why:   "A wrong device, or a staging path of another volume, gives one tenant the data of another.",
+		Why:   "A wrong device, or a staging path of another volume, shows one tenant the data of another.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, other := c.volume().up("a"), c.volume().up("a")
 			c.write(filepath.Join(v.targetPath("a"), "mine"), []byte(v.id))
 			if _, err := os.Stat(filepath.Join(other.targetPath("a"), "mine")); err == nil {
@@ -232,11 +232,11 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.publish.no-stray-mounts", Level: Should, Spec: "kubelet",
-		Title: "a volume is mounted at the paths of the CO alone",
-		Why: "Before NodeUnstageVolume kubelet looks for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
+		Title: "a volume is mounted only at the paths of the CO",
+		Why: "Before NodeUnstageVolume kubelet searches for other mounts of the same file system, outside of its own directories, and does not unstage while there is " +
 			"one.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			before := map[string]bool{} // such as where a driver keeps the data of all volumes
 			for _, m := range mounts("") {
@@ -257,7 +257,7 @@ var mountRules = []Rule{
 		Title: "NodeUnstageVolume does not take a published volume from its pod",
 		Why:   "A CO that lost count asks for it. The pod would write to an empty directory, and its data would be lost.",
 		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			c.write(filepath.Join(v.targetPath("a"), "data"), []byte(v.id))
 			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()) // with whatever code
@@ -270,10 +270,10 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.kubelet-restarts", Level: Must, Spec: "NodePublishVolume",
 		Title: "a kubelet that restarts stages and publishes everything again, and no mount changes",
-		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which nobody unmounts then. The number that the kernel gives " +
+		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which is never unmounted then. The number that the kernel assigns " +
 			"every mount is compared.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			volumes := []*volume{c.volume().up("a"), c.volume().up("a")}
 			var before []uint64
 			for _, v := range volumes {
@@ -295,21 +295,21 @@ var mountRules = []Rule{
 		Why: "The user has paid for the space. FAILED_PRECONDITION says that the driver cannot grow it while it is published; it has to have grown when it is " +
 			"published the next time.",
 		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, mountAccess, kernelView),
-		check: func(c *Case) { c.growsOnNode(c.volume()) },
+		check: func(c *ruleRun) { c.growsOnNode(c.volume()) },
 	},
 	{
 		ID: "node.expand.grows-block", Level: Must, Spec: "NodeExpandVolume",
 		Title: "a raw block volume has grown after ControllerExpandVolume and NodeExpandVolume, and again is OK",
 		Why:   "The pod reads the size of its device. It must be that of the volume.",
 		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume, blockAccess, kernelView),
-		check: func(c *Case) { c.growsOnNode(c.volume(block)) },
+		check: func(c *ruleRun) { c.growsOnNode(c.volume(block)) },
 	},
 	{
 		ID: "node.publish.block-readonly", Level: Must, Spec: "NodePublishVolume",
 		Title: "a raw block volume that is published readonly cannot be written",
 		Why:   "A device node can be opened for writing whatever was promised, unless the driver makes the device read-only.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block).attach().stage()
 			req := v.publishRequest("a")
 			req.Readonly = true
@@ -328,7 +328,7 @@ var mountRules = []Rule{
 		Title: "what is written to a raw block volume is there after it was taken down and brought up",
 		Why:   "A driver that formats, wipes or confuses devices shows here before it shows in production.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(block).up("a")
 			data := bytesOf(v.id, mib)
 			if err := writeAt(v.targetPath("a"), data); err != nil {
@@ -349,7 +349,7 @@ var mountRules = []Rule{
 }
 
 // secondPublish fills in the row of the table for one access mode.
-func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mode) {
+func (c *ruleRun) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mode) {
 	v.up("a")
 	again := v.publishRequest("a")
 	send(c, c.Node.NodePublishVolume, again).ok()
@@ -371,13 +371,13 @@ func (c *Case) secondPublish(v *volume, mode csi.VolumeCapability_AccessMode_Mod
 	}
 }
 
-// reads tells whether nobody writes in that access mode.
+// reads reports whether the access mode is read-only.
 func reads(mode csi.VolumeCapability_AccessMode_Mode) bool {
 	return mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
 // cancelled sends a request and cancels it.
-func cancelled[Req, Resp any](c *Case, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
+func cancelled[Req, Resp any](c *ruleRun, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
 	ctx, cancel := context.WithCancel(c.context())
 	defer cancel()
 	timer := time.AfterFunc(after, cancel)
@@ -386,7 +386,7 @@ func cancelled[Req, Resp any](c *Case, after time.Duration, rpc func(context.Con
 }
 
 // growsOnNode expands a volume while it is published, or else the next time.
-func (c *Case) growsOnNode(v *volume) {
+func (c *ruleRun) growsOnNode(v *volume) {
 	want := 2 * max(c.run.cfg.Size, v.created.GetCapacityBytes())
 	v.up("a")
 	before, err := v.sizeAt(v.targetPath("a"))

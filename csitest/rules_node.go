@@ -13,7 +13,7 @@ var nodeRules = []Rule{
 		Title: "a volume that is staged already is staged again with OK",
 		Why:   "kubelet stages and publishes everything again after its own restart.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			send(c, c.Node.NodeStageVolume, v.stageRequest()).ok()
 		},
@@ -23,7 +23,7 @@ var nodeRules = []Rule{
 		Title: "a volume that does not exist is NOT_FOUND",
 		Why:   "To stage what is not there is to mount something else.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			req := v.stageRequest()
 			v.detach().delete()
@@ -35,7 +35,7 @@ var nodeRules = []Rule{
 		Title: "a volume that is not staged is unstaged with OK",
 		Why:   "kubelet repeats the call for ever; an error keeps the volume attached to the node.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()).ok()
 			v.stage()
@@ -48,7 +48,7 @@ var nodeRules = []Rule{
 		Title: "a volume that is published at the path already is published again with OK",
 		Why:   "kubelet publishes again after its own restart, and every minute for drivers that ask for it.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			send(c, c.Node.NodePublishVolume, v.publishRequest("a")).ok()
 		},
@@ -56,9 +56,9 @@ var nodeRules = []Rule{
 	{
 		ID: "node.publish.volume-missing", Level: Must, Spec: "NodePublishVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "To publish what is not there is to give the pod something else.",
+		Why:   "A driver that publishes a volume that does not exist publishes something else.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
 			req := v.publishRequest("a")
 			v.unstage().detach().delete()
@@ -68,20 +68,20 @@ var nodeRules = []Rule{
 	{
 		ID: "node.publish.staging-path-missing", Level: Must, Spec: "NodePublishVolume",
 		Title: "NodePublishVolume without staging_target_path is FAILED_PRECONDITION for a driver that stages",
-		Why:   "The field is required with STAGE_UNSTAGE_VOLUME, and this code tells the CO to stage first.",
+		Why:   "The field is required with STAGE_UNSTAGE_VOLUME, and with this code the CO stages first.",
 		Needs: needs(createVolume, stageVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().attach().stage().publishRequest("a")
 			req.StagingTargetPath = ""
 			send(c, c.Node.NodePublishVolume, req).wants(codes.FailedPrecondition)
 		},
 	},
 	{
-		ID: "node.publish.makes-target", Level: Must, Spec: "NodePublishVolume",
+		ID: "node.publish.creates-target", Level: Must, Spec: "NodePublishVolume",
 		Title: "NodePublishVolume makes the target path, as a directory for a file system",
-		Why:   "kubelet makes the parent alone.",
+		Why:   "kubelet creates only the parent directory.",
 		Needs: needs(createVolume, nodeService, mountAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.up("a")
 			info, err := os.Stat(v.targetPath("a"))
@@ -95,7 +95,7 @@ var nodeRules = []Rule{
 		Title: "a target path at which the volume is published with another readonly is ALREADY_EXISTS",
 		Why:   "OK would let the CO believe that the pod cannot write, or can.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().up("a").publishRequest("a")
 			req.Readonly = true
 			send(c, c.Node.NodePublishVolume, req).wants(codes.AlreadyExists)
@@ -106,7 +106,7 @@ var nodeRules = []Rule{
 		Title: "a volume for a single writer is published at a second path with FAILED_PRECONDITION",
 		Why:   "Kubernetes relies on it for ReadWriteOncePod: one pod, and no other, has the volume.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).up("a")
 			send(c, c.Node.NodePublishVolume, v.publishRequest("b")).wants(codes.FailedPrecondition)
 		},
@@ -116,7 +116,7 @@ var nodeRules = []Rule{
 		Title: "a SINGLE_NODE_MULTI_WRITER volume is published at several paths",
 		Why:   "That is what Kubernetes asks for when two pods of one node use a ReadWriteOnce claim.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER)).up("a")
 			send(c, c.Node.NodePublishVolume, v.publishRequest("b")).ok()
 		},
@@ -126,7 +126,7 @@ var nodeRules = []Rule{
 		Title: "a volume that is not published at the path is unpublished with OK",
 		Why:   "kubelet repeats the call for ever; an error keeps the pod from ending.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a").unpublish("a")
 			send(c, c.Node.NodeUnpublishVolume, v.unpublishRequest("a")).ok()
 			send(c, c.Node.NodeUnpublishVolume, v.unpublishRequest("never")).ok()
@@ -135,9 +135,9 @@ var nodeRules = []Rule{
 	{
 		ID: "node.unpublish.removes-target", Level: Must, Spec: "NodeUnpublishVolume",
 		Title: "NodeUnpublishVolume removes the target path",
-		Why:   "kubelet cannot remove the pod's directory while something is in it, and for raw block nobody else removes the file.",
+		Why:   "kubelet cannot remove the pod's directory while something is in it, and for raw block the file is removed by the driver or never.",
 		Needs: needs(createVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a").unpublish("a")
 			if info, err := os.Lstat(v.targetPath("a")); !os.IsNotExist(err) {
 				c.fail("nothing at the target path", "%v", orMode(info, err))
@@ -146,10 +146,10 @@ var nodeRules = []Rule{
 	},
 	{
 		ID: "node.stats.usage", Level: Must, Spec: "NodeGetVolumeStats",
-		Title: "NodeGetVolumeStats tells bytes that add up, at the target and at the staging path",
+		Title: "NodeGetVolumeStats returns bytes that add up, at the target and at the staging path",
 		Why:   "kubelet's metrics come from here; an answer without usage is an error to it.",
 		Needs: needs(createVolume, nodeService, volumeStats, mountAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			requests := []*csi.NodeGetVolumeStatsRequest{v.statsRequest("a")}
 			if c.has(stageVolume) {
@@ -174,7 +174,7 @@ var nodeRules = []Rule{
 		Title: "NodeGetVolumeStats is NOT_FOUND for a volume that does not exist and for a path where it is not",
 		Why:   "Numbers of whatever lies at the path are another file system's, often that of the node.",
 		Needs: needs(createVolume, nodeService, volumeStats),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			send(c, c.Node.NodeGetVolumeStats, v.statsRequest("b")).wants(codes.NotFound)
 			req := v.statsRequest("a")
@@ -187,7 +187,7 @@ var nodeRules = []Rule{
 		Title: "NodeExpandVolume is NOT_FOUND for a volume that does not exist",
 		Why:   "kubelet takes NOT_FOUND for infeasible, and others for a reason to try again.",
 		Needs: needs(createVolume, nodeService, nodeExpandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size)
 			req.VolumeId = c.unknownID()
 			send(c, c.Node.NodeExpandVolume, req).wants(codes.NotFound)

@@ -10,11 +10,11 @@ import (
 )
 
 const churnWhy = "Volumes come and go while a CO reads. The specification allows a list to be wrong then; a driver whose token is a " +
-	"position is wrong often, one whose token is the last ID never. ABORTED is allowed: the CO begins anew."
+	"position is wrong often, one whose token is the last ID never. ABORTED is allowed: the CO starts over."
 
 // underChurn reads a list one by one, with a change between the pages, until it gets to
 // the end without ABORTED, and returns how often every ID was there.
-func (c *Case) underChurn(page func(token string) (ids []string, next string, aborted bool), change func()) map[string]int {
+func (c *ruleRun) underChurn(page func(token string) (ids []string, next string, aborted bool), change func()) map[string]int {
 	for range 10 {
 		seen, token := map[string]int{}, ""
 		for range 1000 {
@@ -37,7 +37,7 @@ func (c *Case) underChurn(page func(token string) (ids []string, next string, ab
 	return nil
 }
 
-func onceEach(c *Case, seen map[string]int, ids []string) {
+func onceEach(c *ruleRun, seen map[string]int, ids []string) {
 	for _, id := range ids {
 		if seen[id] != 1 {
 			c.error("each of those that were there throughout once", "%s is %d times on the pages", id, seen[id])
@@ -51,7 +51,7 @@ var pagingRules = []Rule{
 		Title: "a volume that is there throughout is on the pages once while others come and go",
 		Why:   churnWhy,
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			var stay []string
 			var churn []*volume
 			for range 4 {
@@ -79,7 +79,7 @@ var pagingRules = []Rule{
 		Title: "a snapshot that is there throughout is on the pages once while others come and go",
 		Why:   churnWhy,
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			var stay, churn []string
 			for range 3 {
@@ -107,7 +107,7 @@ var pagingRules = []Rule{
 		Title: "the largest max_entries is no error",
 		Why:   "It is more than there are. A driver that makes room for it first dies.",
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			c.eventually(func() {
 				if all := c.list(math.MaxInt32); entryOf(all, v.id) == nil {
@@ -121,7 +121,7 @@ var pagingRules = []Rule{
 		Title: "a page that is asked for twice is the same page",
 		Why:   "The CO repeats a call that timed out. A token that works once loses a page, and the volumes on it.",
 		Needs: needs(createVolume, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			c.volume()
 			c.volume()
 			first := send(c, c.Controller.ListVolumes, &csi.ListVolumesRequest{MaxEntries: 1}).ok()
@@ -141,10 +141,10 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.get.agrees", Level: Must, Spec: "ControllerGetVolume",
-		Title: "ControllerGetVolume tells what CreateVolume told",
+		Title: "ControllerGetVolume and CreateVolume return the same volume",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, getVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
 			got := a.ok().GetVolume()
@@ -158,7 +158,7 @@ var pagingRules = []Rule{
 		Title: "a volume that does not exist is NOT_FOUND",
 		Why:   "The health monitor reports a volume as lost by this code, and by no other.",
 		Needs: needs(createVolume, getVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)
 		},
 	},
@@ -167,7 +167,7 @@ var pagingRules = []Rule{
 		Title: "published_node_ids has the node while the volume is published to it",
 		Why:   "The CO compares it with what it believes, and detaches what should not be attached.",
 		Needs: needs(createVolume, attachVolume, getVolume, publishedNodes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			published := func(want bool) {
 				a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
@@ -184,10 +184,10 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.get.after-expand", Level: Must, Spec: "ControllerGetVolume",
-		Title: "ControllerGetVolume and ListVolumes tell the size that ControllerExpandVolume made",
-		Why:   "Whoever asks after an expansion must not see the old size.",
+		Title: "ControllerGetVolume and ListVolumes return the size after ControllerExpandVolume",
+		Why:   "A call after an expansion must not see the old size.",
 		Needs: needs(createVolume, getVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			size := step(c, c.Controller.ControllerExpandVolume, v.expandRequest(2*c.run.cfg.Size)).GetCapacityBytes()
 			a := send(c, c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})

@@ -9,10 +9,10 @@ import (
 var rangeRules = []Rule{
 	{
 		ID: "controller.create.no-range", Level: Must, Spec: "CreateVolume",
-		Title: "a volume is made without capacity_range",
+		Title: "a volume is created without capacity_range",
 		Why:   "The field is optional; the plugin chooses the size.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.CapacityRange = nil
 			send(c, c.Controller.CreateVolume, req).ok()
@@ -20,10 +20,10 @@ var rangeRules = []Rule{
 	},
 	{
 		ID: "controller.create.too-small", Level: Must, Spec: "CreateVolume",
-		Title: "a limit below what the driver can make is OUT_OF_RANGE",
-		Why:   "OUT_OF_RANGE tells the CO that the size has to change. A larger volume breaks the limit, and any other code is repeated.",
+		Title: "a limit below the smallest volume of the driver is OUT_OF_RANGE",
+		Why:   "OUT_OF_RANGE means that the size has to change. A larger volume breaks the limit, and any other code is retried.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: 1}
 			a := send(c, c.Controller.CreateVolume, req)
@@ -36,10 +36,10 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.create.too-large", Level: Must, Spec: "CreateVolume",
 		Title: "a size beyond all storage is OUT_OF_RANGE",
-		Why: "OUT_OF_RANGE tells the user that the claim is wrong, RESOURCE_EXHAUSTED that there is no room now. INTERNAL, as after an " +
-			"overflow, tells nobody anything.",
+		Why: "OUT_OF_RANGE shows the user that the claim is wrong, RESOURCE_EXHAUSTED that there is no room now. INTERNAL, as after an " +
+			"overflow, explains nothing.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, size := range []int64{1 << 62, 1<<63 - 1} { // rounding up must not overflow
 				req := c.createRequest()
 				req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
@@ -52,15 +52,15 @@ var rangeRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-compatible", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.existing-compatible", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume whose size suits is OK",
 		Why:   "Idempotency is by what was asked for: the volume that is there is compatible with the range.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			size := v.created.GetCapacityBytes()
 			if size == 0 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			for _, r := range []*csi.CapacityRange{{RequiredBytes: size, LimitBytes: size}, {RequiredBytes: max(1, size-1), LimitBytes: size + 1}, {LimitBytes: 2 * size}, nil} {
 				req := proto.CloneOf(v.made)
@@ -72,14 +72,14 @@ var rangeRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-limit", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-limit", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume above limit_bytes is ALREADY_EXISTS",
-		Why:   "OK would give the CO a volume that is larger than it may be.",
+		Why:   "With OK the CO would get a volume that is larger than it may be.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			req := proto.CloneOf(v.made)
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: v.created.GetCapacityBytes() - 1}
@@ -91,7 +91,7 @@ var rangeRules = []Rule{
 		Title: "a volume grows to required_bytes at least and limit_bytes at most",
 		Why:   "limit_bytes is a quota. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, size := c.volume(), 2*c.run.cfg.Size
 			for _, r := range []*csi.CapacityRange{{RequiredBytes: size, LimitBytes: size}, {RequiredBytes: size + 1, LimitBytes: size + 2}} {
 				req := v.expandRequest(0)
@@ -109,10 +109,10 @@ var rangeRules = []Rule{
 		Title: "a limit below the volume's size is OUT_OF_RANGE",
 		Why:   "The volume is larger than its limit and must not shrink. OK would say that it is within.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			if v.created.GetCapacityBytes() < 2 {
-				c.excuse("CreateVolume does not tell capacity_bytes")
+				c.excuse("CreateVolume does not return capacity_bytes")
 			}
 			req := v.expandRequest(0)
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: v.created.GetCapacityBytes() - 1}
@@ -124,7 +124,7 @@ var rangeRules = []Rule{
 		Title: "a size beyond all storage is OUT_OF_RANGE, and the volume stays as it is",
 		Why:   "external-resizer takes OUT_OF_RANGE for infeasible and lets the user ask for less.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for _, size := range []int64{1 << 62, 1<<63 - 1} {
 				a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(size))
@@ -141,9 +141,9 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.expand.after-later", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a late repeat of an earlier, smaller expansion leaves the volume as large as it is",
-		Why:   "Calls that timed out may arrive after those that came later. The answer tells the size that the volume has.",
+		Why:   "Calls that timed out may arrive after those that came later. The answer has the actual size.",
 		Needs: needs(createVolume, expandVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			first, second := v.expandRequest(2*c.run.cfg.Size), v.expandRequest(3*c.run.cfg.Size)
 			step(c, c.Controller.ControllerExpandVolume, first)

@@ -12,52 +12,52 @@ import (
 // A rule of this table sends a request that would succeed, once without each of its
 // required fields.
 var requiredRules = []Rule{
-	required("controller.create", "CreateVolume", func(c *Case) proto.Message { return c.createRequest() },
+	required("controller.create", "CreateVolume", func(c *ruleRun) proto.Message { return c.createRequest() },
 		[]string{"name", "volume_capabilities"}, createVolume),
-	required("controller.delete", "DeleteVolume", func(c *Case) proto.Message { return c.volume().deleteRequest() },
+	required("controller.delete", "DeleteVolume", func(c *ruleRun) proto.Message { return c.volume().deleteRequest() },
 		[]string{"volume_id"}, createVolume),
-	required("controller.publish", "ControllerPublishVolume", func(c *Case) proto.Message { return c.volume().attachRequest() },
+	required("controller.publish", "ControllerPublishVolume", func(c *ruleRun) proto.Message { return c.volume().attachRequest() },
 		[]string{"volume_id", "node_id", "volume_capability"}, createVolume, attachVolume),
-	required("controller.unpublish", "ControllerUnpublishVolume", func(c *Case) proto.Message { return c.volume().attach().detachRequest() },
+	required("controller.unpublish", "ControllerUnpublishVolume", func(c *ruleRun) proto.Message { return c.volume().attach().detachRequest() },
 		[]string{"volume_id"}, createVolume, attachVolume),
-	required("controller.validate", "ValidateVolumeCapabilities", func(c *Case) proto.Message { return c.volume().validateRequest() },
+	required("controller.validate", "ValidateVolumeCapabilities", func(c *ruleRun) proto.Message { return c.volume().validateRequest() },
 		[]string{"volume_id", "volume_capabilities"}, createVolume),
-	required("controller.expand", "ControllerExpandVolume", func(c *Case) proto.Message { return c.volume().expandRequest(2 * c.run.cfg.Size) },
+	required("controller.expand", "ControllerExpandVolume", func(c *ruleRun) proto.Message { return c.volume().expandRequest(2 * c.run.cfg.Size) },
 		[]string{"volume_id", "capacity_range"}, createVolume, expandVolume),
-	required("controller.snapshot.create", "CreateSnapshot", func(c *Case) proto.Message { return c.volume().snapshotRequest() },
+	required("controller.snapshot.create", "CreateSnapshot", func(c *ruleRun) proto.Message { return c.volume().snapshotRequest() },
 		[]string{"name", "source_volume_id"}, createVolume, createSnapshot),
-	required("controller.snapshot.delete", "DeleteSnapshot", func(c *Case) proto.Message { return &csi.DeleteSnapshotRequest{SnapshotId: c.name()} },
+	required("controller.snapshot.delete", "DeleteSnapshot", func(c *ruleRun) proto.Message { return &csi.DeleteSnapshotRequest{SnapshotId: c.name()} },
 		[]string{"snapshot_id"}, createSnapshot),
-	required("controller.modify", "ControllerModifyVolume", func(c *Case) proto.Message {
+	required("controller.modify", "ControllerModifyVolume", func(c *ruleRun) proto.Message {
 		return &csi.ControllerModifyVolumeRequest{VolumeId: c.volume().id, MutableParameters: map[string]string{"key": "value"}}
 	}, []string{"volume_id"}, createVolume, modifyVolume),
-	required("controller.get", "ControllerGetVolume", func(c *Case) proto.Message { return &csi.ControllerGetVolumeRequest{VolumeId: c.name()} },
+	required("controller.get", "ControllerGetVolume", func(c *ruleRun) proto.Message { return &csi.ControllerGetVolumeRequest{VolumeId: c.name()} },
 		[]string{"volume_id"}, getVolume),
-	required("group.create", "CreateVolumeGroupSnapshot", func(c *Case) proto.Message {
+	required("group.create", "CreateVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
 		return &csi.CreateVolumeGroupSnapshotRequest{Name: c.name(), SourceVolumeIds: []string{c.volume().id}}
 	}, []string{"name", "source_volume_ids"}, createVolume, groupService),
-	required("node.stage", "NodeStageVolume", func(c *Case) proto.Message { return c.volume().attach().stageRequest() },
+	required("node.stage", "NodeStageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stageRequest() },
 		[]string{"volume_id", "staging_target_path", "volume_capability"}, createVolume, stageVolume),
-	required("node.unstage", "NodeUnstageVolume", func(c *Case) proto.Message { return c.volume().attach().stage().unstageRequest() },
+	required("node.unstage", "NodeUnstageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stage().unstageRequest() },
 		[]string{"volume_id", "staging_target_path"}, createVolume, stageVolume),
-	required("node.publish", "NodePublishVolume", func(c *Case) proto.Message { return c.volume().attach().stage().publishRequest("a") },
+	required("node.publish", "NodePublishVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stage().publishRequest("a") },
 		[]string{"volume_id", "target_path", "volume_capability"}, createVolume, nodeService),
-	required("node.unpublish", "NodeUnpublishVolume", func(c *Case) proto.Message { return c.volume().up("a").unpublishRequest("a") },
+	required("node.unpublish", "NodeUnpublishVolume", func(c *ruleRun) proto.Message { return c.volume().up("a").unpublishRequest("a") },
 		[]string{"volume_id", "target_path"}, createVolume, nodeService),
-	required("node.stats", "NodeGetVolumeStats", func(c *Case) proto.Message { return c.volume().up("a").statsRequest("a") },
+	required("node.stats", "NodeGetVolumeStats", func(c *ruleRun) proto.Message { return c.volume().up("a").statsRequest("a") },
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, volumeStats),
-	required("node.expand", "NodeExpandVolume", func(c *Case) proto.Message { return c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size) },
+	required("node.expand", "NodeExpandVolume", func(c *ruleRun) proto.Message { return c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size) },
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, nodeExpandVolume),
 }
 
-func required(area, method string, request func(*Case) proto.Message, fields []string, need ...Need) Rule {
+func required(area, method string, request func(*ruleRun) proto.Message, fields []string, need ...Need) Rule {
 	return Rule{
 		ID: area + ".required-fields", Level: Must, Spec: method,
 		Title: method + " without a required field is INVALID_ARGUMENT",
 		Why: "The CO learns from INVALID_ARGUMENT that the request itself is wrong and must change. A driver that guesses acts on the " +
 			"wrong object. Each required field is left out of a request that is good otherwise.",
 		Needs: need,
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			service := "Controller"
 			for _, r := range rpcs {
 				if r.method == method {

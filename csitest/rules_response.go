@@ -9,25 +9,25 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Judges of every response, message of a stream included, by the rules of csispec.
+// Rules that validate every recorded response, messages of streams included, with csispec.
 var responseRules = []Rule{
-	response("required", "what is required is there", "An object without its ID cannot be deleted."),
-	response("size", "strings and maps are no larger than allowed", "A CO may cut off or refuse what is larger, and an ID that was cut off is another one."),
+	response("required", "required fields are set", "An object without its ID cannot be deleted."),
+	response("size", "strings and maps are no larger than allowed", "A CO may truncate or refuse a larger value, and a truncated ID is another ID."),
 	{
 		ID: "response.enum", Level: Should, Spec: "csi.proto",
-		Title: "enum values are ones that CSI has",
+		Title: "enum values are defined by CSI",
 		Why: "A CO ignores what it does not know. Only a driver for a newer CSI than this program's, or for one whose value was removed, " +
 			"has a reason to send it.",
-		judge: judgeResponse("enum", "a value of CSI v1.13"),
+		checkCalls: checkResponse("enum", "a value of CSI v1.13"),
 	},
 	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
-	response("non-negative", "sizes are not negative", "A negative size is a large one to whoever converts it."),
-	response("positive", "what must be more than zero is", "A block of no bytes makes a backup run for ever."),
+	response("non-negative", "sizes are not negative", "A negative size becomes a huge one when it is converted to unsigned."),
+	response("positive", "fields that must be positive are", "A block of no bytes makes a backup run for ever."),
 	response("timestamp", "timestamps are valid and not zero", "Retention deletes the oldest first, and 1970 is old."),
 	response("plugin-name", "the plugin's name is a domain name", "The name is part of paths, labels and object names in Kubernetes."),
 	response("topology-key", "topology keys are legal, and differ by more than case", "kubelet refuses to register a node with an illegal label."),
 	response("topology-value", "topology values are legal", "kubelet refuses to register a node with an illegal label."),
-	response("capability", "nothing is told that needs a capability which is not reported", "A CO ignores what it does not expect: a volume in one zone is taken for one that is everywhere."),
+	response("capability", "no field is set that needs a capability which is not reported", "A CO ignores what it does not expect: a volume in one zone is taken for one that is everywhere."),
 	response("group-snapshot", "the snapshots of a group agree with it", "A group that is ready with members that are not is restored too early."),
 	response("duplicate", "no entry is there twice", "The CO counts and compares."),
 	response("camel-case", "reasons are CamelCase", "They are matched by programs."),
@@ -37,20 +37,20 @@ var responseRules = []Rule{
 	response("metadata-start", "a stream begins behind starting_offset", "A backup that resumes copies again what it has, or misses what it has not."),
 	response("metadata-length", "blocks of FIXED_LENGTH have one length", "The reader computes offsets from it."),
 	response("metadata-count", "a message has no more than max_results blocks", "The reader has made room for so many."),
-	history("constant", "contexts, IDs and capabilities stay as they were",
-		"A volume_context, a publish_context, the ID for a name, the capabilities of a version: a CO keeps the first answer and goes by it."),
+	history("constant", "contexts, IDs and capabilities do not change",
+		"A volume_context, a publish_context, the ID for a name, the capabilities of a version: a CO keeps and uses the first answer."),
 	history("topology-prefix", "all topology keys have one prefix", "The prefix is how a CO knows whose key it is."),
 }
 
 func response(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "csi.proto", Title: title, Why: why,
-		judge: judgeResponse(rule, title),
+		checkCalls: checkResponse(rule, title),
 	}
 }
 
-func judgeResponse(rule, want string) func(*Case, []*Call) {
-	return eachCall(func(c *Case, call *Call) {
+func checkResponse(rule, want string) func(*ruleRun, []*Call) {
+	return eachCall(func(c *ruleRun, call *Call) {
 		for _, v := range call.Invalid {
 			if v.Rule == rule {
 				c.breach(call, want, v.Field+" "+v.Text)
@@ -59,12 +59,12 @@ func judgeResponse(rule, want string) func(*Case, []*Call) {
 	})
 }
 
-// history judges answers by those before. The calls are taken in the order in which
+// history compares answers with those before. The calls are taken in the order in which
 // they ended; one that overlapped with another of the same volume is left out.
 func history(rule, title, why string) Rule {
 	return Rule{
 		ID: "response." + rule, Level: Must, Spec: "Volume", Title: title, Why: why,
-		judge: func(c *Case, calls []*Call) {
+		checkCalls: func(c *ruleRun, calls []*Call) {
 			calls = slices.Clone(calls)
 			slices.SortStableFunc(calls, func(a, b *Call) int { return cmp.Compare(a.End().UnixNano(), b.End().UnixNano()) })
 			of := objects(calls)
@@ -99,7 +99,7 @@ func objects(calls []*Call) []string {
 	return all
 }
 
-// overlaps looks at the neighbours: what is under way at once ends close together.
+// overlaps checks the neighbours: calls in flight at the same time end close together.
 func overlaps(calls []*Call, of []string, i int) bool {
 	for j := max(0, i-16); j < min(len(calls), i+16); j++ {
 		a, b := calls[i], calls[j]
@@ -122,7 +122,7 @@ func madeID(c *Call) string {
 	return ""
 }
 
-// undoes tells whether the call only ends what was: that counts however it overlaps.
+// undoes reports whether the call only ends what was: that counts however it overlaps.
 func undoes(c *Call) bool {
 	switch c.Request.(type) {
 	case *csi.DeleteVolumeRequest, *csi.DeleteSnapshotRequest, *csi.DeleteVolumeGroupSnapshotRequest, *csi.ControllerUnpublishVolumeRequest:

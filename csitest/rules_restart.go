@@ -14,9 +14,9 @@ var restartRules = []Rule{
 	{
 		ID: "restart.volumes-kept", Level: Must, Spec: "CreateVolume",
 		Title: "a volume is still the same after the driver was killed",
-		Why:   "A driver that has its volumes in memory alone loses them with the process, and makes others for the same names.",
+		Why:   "A driver that keeps its volumes only in memory loses them with the process, and creates others for the same names.",
 		Needs: needs(createVolume, restartable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			c.restart()
 			if a := send(c, c.Controller.CreateVolume, v.made); a.ok().GetVolume().GetVolumeId() != v.id {
@@ -29,7 +29,7 @@ var restartRules = []Rule{
 		Title: "a volume is still published to its node after the driver was killed",
 		Why:   "A driver that forgets where a volume is publishes it to the next node that asks, and two nodes write.",
 		Needs: needs(createVolume, attachVolume, attachReadonly, restartable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			c.restart()
 			req := v.attachRequest()
@@ -39,11 +39,11 @@ var restartRules = []Rule{
 		},
 	},
 	{
-		ID: "restart.node-goes-on", Level: Must, Spec: "NodePublishVolume",
+		ID: "restart.node-continues", Level: Must, Spec: "NodePublishVolume",
 		Title: "after a kill staged and published volumes are staged and published again with OK, and come down",
-		Why:   "Drivers are killed by upgrades and by the kernel. kubelet knows nothing of it and goes on where it was.",
+		Why:   "Drivers are killed by upgrades and by the kernel. kubelet does not notice and continues where it was.",
 		Needs: needs(createVolume, nodeService, restartable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			c.restart()
 			if c.has(stageVolume) {
@@ -58,12 +58,12 @@ var restartRules = []Rule{
 		},
 	},
 	{
-		ID: "restart.publish-under-way", Level: Must, Spec: "NodePublishVolume",
-		Title: "a driver that is killed while it stages or publishes does it when it is asked again, and undoes it",
-		Why: "What was half done is found by nobody but the repeat: a directory at the target, a mount without its record, a record without its mount. " +
-			"The driver is killed at several moments of each call.",
+		ID: "restart.publish-interrupted", Level: Must, Spec: "NodePublishVolume",
+		Title: "NodeStageVolume and NodePublishVolume that a kill interrupted succeed when they are retried, and can be undone",
+		Why: "An interrupted call leaves state that only the retry finds: a directory at the target, a mount without its record, a record without its mount. " +
+			"The driver is killed at several points of each call.",
 		Needs: needs(createVolume, nodeService, restartable), Timeout: 5 * time.Minute,
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, after := range []time.Duration{0, 3 * time.Millisecond, 30 * time.Millisecond} {
 				v := c.volume().attach()
 				if c.has(stageVolume) {
@@ -90,9 +90,9 @@ var restartRules = []Rule{
 	{
 		ID: "restart.snapshots-kept", Level: Must, Spec: "CreateSnapshot",
 		Title: "a snapshot is still the same after the driver was killed",
-		Why:   "A driver that has its snapshots in memory alone loses the backups with the process.",
+		Why:   "A driver that keeps its snapshots only in memory loses the backups with the process.",
 		Needs: needs(createVolume, createSnapshot, restartable),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			s := v.snapshot()
 			c.restart()
@@ -103,9 +103,9 @@ var restartRules = []Rule{
 	},
 }
 
-// killedIn kills the driver a moment after a call has begun, and starts it again. What the
-// call comes to is nobody's business: the caller repeats it, or undoes it.
-func killedIn[Req, Resp any](c *Case, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
+// killedIn kills the driver soon after a call has begun, and starts it again. The result of
+// the call does not matter: the rule retries it, or undoes it.
+func killedIn[Req, Resp any](c *ruleRun, after time.Duration, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

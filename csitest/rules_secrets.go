@@ -18,7 +18,7 @@ const (
 	plantedKey = "csicheck-planted"
 )
 
-// Each plants a secret in requests of every RPC that has a field for one, and looks for
+// Each plants a secret in requests of every RPC that has a field for one, and searches for
 // it where it must not be.
 var secretRules = []Rule{
 	{
@@ -27,9 +27,9 @@ var secretRules = []Rule{
 		Why: "Logs go where secrets must not: to files, collectors, support cases. Tokens come in volume_context, which no field option marks " +
 			"(CVE-2023-2878, CVE-2024-3744).",
 		Needs: needs(createVolume, driverLog),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
-			c.tellSecrets()
+			c.sendSecrets()
 			for line := range bytes.Lines(c.log()) {
 				if bytes.Contains(line, []byte(planted)) {
 					c.fail("no secret in the log", "%s", masked(string(line), planted))
@@ -42,9 +42,9 @@ var secretRules = []Rule{
 		Title: "a secret of a request is not in the message of its error",
 		Why:   "COs show messages to users, and keep them in events that many may read.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
-			c.tellSecrets()
+			c.sendSecrets()
 			for _, call := range c.run.record.all() {
 				if call.Rule == c.rule.ID && strings.Contains(call.Status.Message(), planted) {
 					c.breach(call, "a message without the secret", masked(call.responseText(), planted))
@@ -56,15 +56,15 @@ var secretRules = []Rule{
 	{
 		ID: "secrets.not-in-arguments", Level: Must, Spec: "Secrets Requirements",
 		Title: "secrets are not in the arguments of the programs that the driver runs",
-		Why:   "Everybody on the node reads them in /proc, ps and audit logs. mount(8), cryptsetup and their kin take secrets from a file descriptor.",
+		Why:   "Every user of the node can read them in /proc, ps and audit logs. mount(8), cryptsetup and similar programs take secrets from a file descriptor.",
 		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
 			stop, found := make(chan struct{}), make(chan string, 1)
 			go func() { found <- c.run.watchArguments(planted, stop) }()
 			func() {
 				defer close(stop) // also if a call ends the rule
-				c.tellSecrets()
+				c.sendSecrets()
 			}()
 			if line := <-found; line != "" {
 				c.fail("no secret in the arguments of a process", "%s", masked(line, planted))
@@ -74,12 +74,12 @@ var secretRules = []Rule{
 	{
 		ID: "secrets.not-in-files", Level: Should, Spec: "Secrets Requirements",
 		Title: "secrets are not in files that the driver writes",
-		Why: "Files outlive the pod, are backed up and read by others. Looked into are the directories of kubelet and of the socket, and files that the driver has open " +
+		Why: "Files outlive the pod, are backed up and read by others. Searched are the directories of kubelet and of the socket, and files that the driver has open " +
 			"for writing.",
 		Needs: needs(createVolume, nodeService, kernelView, driverProcess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			planted := c.plant()
-			c.tellSecrets()
+			c.sendSecrets()
 			for _, path := range c.run.written() {
 				if text, err := os.ReadFile(path); err == nil && bytes.Contains(text, []byte(planted)) {
 					c.error("no secret in a file", "%s", path)
@@ -92,14 +92,14 @@ var secretRules = []Rule{
 func masked(text, secret string) string { return strings.ReplaceAll(text, secret, "<THE SECRET>") }
 
 // plant makes a secret, which goes into every request from now on.
-func (c *Case) plant() string {
+func (c *ruleRun) plant() string {
 	c.planted = "planted-" + rand.Text()
 	return c.planted
 }
 
 // withSecrets is the request with the run's secrets, unless it has its own, and the planted
 // one. What the rule has is not changed: it may be sending the same at the same time.
-func (c *Case) withSecrets(req any) any {
+func (c *ruleRun) withSecrets(req any) any {
 	m, ok := req.(proto.Message)
 	if !ok || len(c.run.cfg.Secrets) == 0 && c.planted == "" {
 		return req
@@ -123,13 +123,13 @@ func (c *Case) withSecrets(req any) any {
 	return m
 }
 
-// tellSecrets makes every call that has a field for secrets: once in the life of a
+// sendSecrets makes every call that has a field for secrets: once in the life of a
 // volume, whose last part is left to the cleaning up, and once for what does not exist.
-func (c *Case) tellSecrets() {
+func (c *ruleRun) sendSecrets() {
 	v := c.volume()
 	send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest())
 	if c.has(createSnapshot) {
-		c.tellOfSnapshots(v)
+		c.sendSnapshotSecrets(v)
 	}
 	if c.has(groupService) {
 		g := c.group(v)
@@ -137,7 +137,7 @@ func (c *Case) tellSecrets() {
 		send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g))
 	}
 	if v.attach(); c.has(nodeService) {
-		c.tellNode(v.stage())
+		c.sendNodeSecrets(v.stage())
 	}
 	if c.has(modifyVolume) && c.has(mutable) { // after the node's: it may not have what these ask for
 		send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(c.run.cfg.MutableParameters))
@@ -150,7 +150,7 @@ func (c *Case) tellSecrets() {
 	send(c, c.Controller.CreateVolume, &csi.CreateVolumeRequest{Name: c.name()}) // what filled asks for is made
 }
 
-func (c *Case) tellOfSnapshots(v *volume) {
+func (c *ruleRun) sendSnapshotSecrets(v *volume) {
 	id := v.snapshot().GetSnapshotId()
 	if c.has(listSnapshots) {
 		send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{SnapshotId: id})
@@ -167,8 +167,8 @@ func (c *Case) tellOfSnapshots(v *volume) {
 	c.deleteSnapshot(id)
 }
 
-// tellNode publishes a volume that is staged, with a pod's tokens, and expands it.
-func (c *Case) tellNode(v *volume) {
+// sendNodeSecrets publishes a volume that is staged, with a pod's tokens, and expands it.
+func (c *ruleRun) sendNodeSecrets(v *volume) {
 	req := v.publishRequest("a")
 	req.VolumeContext = maps.Clone(req.GetVolumeContext())
 	if req.VolumeContext == nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // A sidecar of Kubernetes, by what it asks when it starts, in its order. Each makes a
-// connection of its own, for which it waits half a minute.
+// separate connection, for which it waits half a minute.
 type sidecar struct {
 	name  string
 	needs []Need
@@ -22,9 +22,9 @@ type sidecar struct {
 
 // A question is calls that have to be answered within a time, together.
 type question struct {
-	limit time.Duration
-	calls []string // Service/Method
-	anew  bool     // on a new connection
+	limit     time.Duration
+	calls     []string // Service/Method
+	reconnect bool     // on a new connection
 }
 
 const (
@@ -43,7 +43,7 @@ func answered(limit time.Duration, calls ...string) question {
 var sidecars = []sidecar{
 	{"node-driver-registrar", needs(nodeService), true, []question{answered(time.Second, pluginInfo)}},
 	{"livenessprobe", nil, true, []question{
-		answered(readyTimeout, pluginInfo), {limit: 3 * time.Second, calls: []string{probe}, anew: true},
+		answered(readyTimeout, pluginInfo), {limit: 3 * time.Second, calls: []string{probe}, reconnect: true},
 	}},
 	{"external-provisioner", needs(createVolume), false, []question{
 		answered(10*time.Second, probe), answered(10*time.Second, pluginInfo), answered(10*time.Second, pluginCaps), answered(10*time.Second, controllerCaps),
@@ -67,7 +67,7 @@ var sidecarRules = func() (rules []Rule) {
 	for _, s := range sidecars {
 		rules = append(rules, Rule{
 			ID: "sidecar." + s.name, Level: Must, Spec: s.name,
-			Title: "what " + s.name + " asks when it starts is answered in the time that it gives",
+			Title: "the calls of " + s.name + " at its start are answered within its timeouts",
 			Why: "A sidecar that does not get its answer exits, and Kubernetes has its container, or the driver's, restarted, for ever if the answer never comes in time. " +
 				"Asked is: " + s.text() + ". Three tries are made.",
 			Needs: s.needs, Timeout: 3 * time.Minute,
@@ -85,7 +85,7 @@ func (s sidecar) text() string {
 	return strings.Join(all, ", then ")
 }
 
-func (s sidecar) check(c *Case) {
+func (s sidecar) check(c *ruleRun) {
 	for range 2 {
 		if call, _ := s.start(c); call == nil {
 			return
@@ -96,15 +96,15 @@ func (s sidecar) check(c *Case) {
 	}
 }
 
-// start asks all questions, and gives the call that was not answered as it should be.
-func (s sidecar) start(c *Case) (bad *Call, limit time.Duration) {
+// start makes all calls, and returns the one that was not answered as it should be.
+func (s sidecar) start(c *ruleRun) (bad *Call, limit time.Duration) {
 	endpoint := c.run.target.Endpoint
 	if !s.node && c.run.target.ControllerEndpoint != "" {
 		endpoint = c.run.target.ControllerEndpoint
 	}
 	var cc *grpc.ClientConn
 	for _, q := range s.asks {
-		if cc == nil || q.anew {
+		if cc == nil || q.reconnect {
 			cc = c.dial(endpoint, s.name)
 			defer cc.Close()
 		}
@@ -120,7 +120,7 @@ func (s sidecar) start(c *Case) (bad *Call, limit time.Duration) {
 }
 
 // dial makes a connection under a name, and waits until it is there.
-func (c *Case) dial(endpoint, name string) *grpc.ClientConn {
+func (c *ruleRun) dial(endpoint, name string) *grpc.ClientConn {
 	cc, err := dial(endpoint, grpc.WithUserAgent("csicheck as "+name))
 	if err != nil {
 		c.fail("a connection", "%v", err)
@@ -137,9 +137,9 @@ func (c *Case) dial(endpoint, name string) *grpc.ClientConn {
 	return cc
 }
 
-// ask makes one call, and tells whether the sidecar goes on. Probe is made again while it
+// ask makes one call, and reports whether the sidecar continues. Probe is made again while it
 // says that the driver is not ready; an error ends a sidecar.
-func (c *Case) ask(ctx context.Context, to *conn, method string) (call *Call, good bool) {
+func (c *ruleRun) ask(ctx context.Context, to *conn, method string) (call *Call, good bool) {
 	service, name, _ := strings.Cut(method, "/")
 	for {
 		ctx, call := withCall(ctx)

@@ -9,10 +9,10 @@ import (
 var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.idempotent", Level: Must, Spec: "CreateSnapshot",
-		Title: "the same request again gives the same snapshot",
+		Title: "the same request again returns the same snapshot",
 		Why:   "csi-snapshotter repeats CreateSnapshot until ready_to_use. A second snapshot would never be deleted by anybody.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
 			first := step(c, c.Controller.CreateSnapshot, req).GetSnapshot()
 			a := send(c, c.Controller.CreateSnapshot, req)
@@ -23,10 +23,10 @@ var snapshotRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.names-source", Level: Must, Spec: "Snapshot",
-		Title: "a snapshot tells the volume that it was taken of",
+		Title: "a snapshot names the volume that it was taken of",
 		Why:   "source_volume_id is what a restore is checked against.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			if s := v.snapshot(); s.GetSourceVolumeId() != v.id {
 				c.fail("source_volume_id "+v.id, "%s", requestJSON(s))
@@ -36,9 +36,9 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.name-taken", Level: Must, Spec: "CreateSnapshot",
 		Title: "a name that is taken by a snapshot of another volume is ALREADY_EXISTS",
-		Why:   "OK would give the CO a snapshot of another volume's data.",
+		Why:   "With OK the CO would get a snapshot of another volume's data.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
 			step(c, c.Controller.CreateSnapshot, req)
 			req = proto.CloneOf(req)
@@ -51,7 +51,7 @@ var snapshotRules = []Rule{
 		Title: "a snapshot of a volume that does not exist is NOT_FOUND",
 		Why:   "OK would be a snapshot of nothing, to be restored some day.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.CreateSnapshot, &csi.CreateSnapshotRequest{Name: c.name(), SourceVolumeId: c.unknownID()}).wants(codes.NotFound)
 		},
 	},
@@ -60,7 +60,7 @@ var snapshotRules = []Rule{
 		Title: "a snapshot that is deleted already, or never was, is deleted with OK",
 		Why:   "csi-snapshotter repeats DeleteSnapshot until it hears OK, and keeps the VolumeSnapshotContent until then.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
 			for _, id := range []string{id, id, c.name()} {
 				send(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id}).ok()
@@ -73,7 +73,7 @@ var snapshotRules = []Rule{
 		Why: "A backup that vanishes with the volume is none. A driver whose snapshots need the volume answers " +
 			"FAILED_PRECONDITION to DeleteVolume, and leaves the volume untouched.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			s := v.snapshot()
 			a := send(c, c.Controller.DeleteVolume, v.deleteRequest())
@@ -86,14 +86,14 @@ var snapshotRules = []Rule{
 		Title: "ListSnapshots shows a snapshot by its ID and by its volume, and none for IDs that are unknown",
 		Why:   "csi-snapshotter asks for pre-provisioned snapshots by ID.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			s := v.snapshot()
 			c.eventually(func() {
 				for _, req := range []*csi.ListSnapshotsRequest{{SnapshotId: s.GetSnapshotId()}, {SourceVolumeId: v.id}} {
 					a := send(c, c.Controller.ListSnapshots, req)
 					if e := a.ok().GetEntries(); len(e) != 1 || e[0].GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
-						a.wrong("the snapshot %s alone", s.GetSnapshotId())
+						a.wrong("only the snapshot %s", s.GetSnapshotId())
 					}
 				}
 			})
@@ -106,19 +106,19 @@ var snapshotRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.list-bad-token", Level: Must, Spec: "ListSnapshots",
-		Title: "a starting_token that the driver never gave is ABORTED",
+		Title: "a starting_token that the driver never returned is ABORTED",
 		Why:   "ABORTED makes the CO start again from the beginning. OK would show it a part of the list as the whole.",
 		Needs: needs(listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{StartingToken: "no-token-of-this-driver"}).wants(codes.Aborted)
 		},
 	},
 	{
 		ID: "controller.snapshot.get", Level: Must, Spec: "GetSnapshot",
-		Title: "GetSnapshot gives the snapshot, and NOT_FOUND for one that does not exist",
+		Title: "GetSnapshot returns the snapshot, and NOT_FOUND for one that does not exist",
 		Why:   "The code decides whether the CO takes the snapshot for gone, or asks again.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
 			a := send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()})
 			if a.ok().GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {

@@ -20,28 +20,28 @@ type source struct {
 	// of makes a source with what v holds now.
 	of func(v *volume) *csi.VolumeContentSource
 	// remove deletes it.
-	remove func(c *Case, s *csi.VolumeContentSource) codes.Code
+	remove func(c *ruleRun, s *csi.VolumeContentSource) codes.Code
 }
 
 var sources = []source{
 	{
 		kind: "restore", noun: "snapshot", need: createSnapshot,
 		of: func(v *volume) *csi.VolumeContentSource { return snapshotSource(v.snapshot().GetSnapshotId()) },
-		remove: func(c *Case, s *csi.VolumeContentSource) codes.Code {
+		remove: func(c *ruleRun, s *csi.VolumeContentSource) codes.Code {
 			return send(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: s.GetSnapshot().GetSnapshotId()}).Code()
 		},
 	},
 	{
 		kind: "clone", noun: "volume", need: cloneVolume,
 		of: func(v *volume) *csi.VolumeContentSource { return volumeSource(v.id) },
-		remove: func(c *Case, s *csi.VolumeContentSource) codes.Code {
+		remove: func(c *ruleRun, s *csi.VolumeContentSource) codes.Code {
 			return send(c, c.Controller.DeleteVolume, &csi.DeleteVolumeRequest{VolumeId: s.GetVolume().GetVolumeId()}).Code()
 		},
 	},
 }
 
 func sized(r *csi.CapacityRange) volumeOption {
-	return func(_ *Case, req *csi.CreateVolumeRequest) { req.CapacityRange = r }
+	return func(_ *ruleRun, req *csi.CreateVolumeRequest) { req.CapacityRange = r }
 }
 
 var sourceRules = func() (rules []Rule) {
@@ -64,13 +64,13 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "too-small", Level: Must, Spec: "CreateVolume",
 			Title: "a volume that may not be as large as its " + s.noun + " is OUT_OF_RANGE",
-			Why:   "What does not fit is cut off, and nobody notices before it is read.",
+			Why:   "Data that does not fit is truncated, which goes unnoticed until it is read.",
 			Needs: needs(createVolume, s.need),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume()
 				size := v.created.GetCapacityBytes()
 				if size < 2 {
-					c.excuse("CreateVolume does not tell capacity_bytes")
+					c.excuse("CreateVolume does not return capacity_bytes")
 				}
 				req := c.createRequest()
 				from(s.of(v))(c, req)
@@ -83,7 +83,7 @@ func (s source) rules() []Rule {
 			Title: "a volume without capacity_range is as large as its " + s.noun + " at least",
 			Why:   "The plugin chooses the size, and the content has to fit.",
 			Needs: needs(createVolume, s.need),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume()
 				copied := c.volume(from(s.of(v)), sized(nil)).created
 				if got := copied.GetCapacityBytes(); got != 0 && got < v.created.GetCapacityBytes() {
@@ -96,7 +96,7 @@ func (s source) rules() []Rule {
 			Title: "a volume larger than its " + s.noun + " has the size that was asked for, or is OUT_OF_RANGE",
 			Why:   "capacity_range is honoured with a source as well: the user has asked for room.",
 			Needs: needs(createVolume, s.need),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				req := c.createRequest()
 				from(s.of(c.volume()))(c, req)
 				sized(&csi.CapacityRange{RequiredBytes: 2 * c.run.cfg.Size})(c, req)
@@ -108,11 +108,11 @@ func (s source) rules() []Rule {
 			},
 		},
 		{
-			ID: id + "taken", Level: Must, Spec: "CreateVolume",
+			ID: id + "conflict", Level: Must, Spec: "CreateVolume",
 			Title: "a name that is taken by an empty volume is ALREADY_EXISTS for one from a " + s.noun,
-			Why:   "OK would give the CO an empty volume, which it takes for the data.",
+			Why:   "With OK the CO would get an empty volume, which it takes for the data.",
 			Needs: needs(createVolume, s.need),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume()
 				again := c.createRequest()
 				again.Name = v.made.GetName()
@@ -126,7 +126,7 @@ func (s source) rules() []Rule {
 			Why: "A copy that shares blocks with its source loses them with it. A driver whose copies need their source answers " +
 				"FAILED_PRECONDITION when that is to be deleted.",
 			Needs: needs(createVolume, s.need),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				src := s.of(c.volume())
 				v := c.volume(from(src))
 				if code := s.remove(c, src); code != codes.OK && code != codes.FailedPrecondition {
@@ -142,9 +142,9 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "data", Level: Must, Spec: "CreateVolume",
 			Title: "a volume from a " + s.noun + " holds its data, and nothing that was written later",
-			Why:   "An empty volume, or one of another moment, is what a backup must never give back.",
+			Why:   "A restore must never return an empty volume, or one of another point in time.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume().up("a")
 				data := v.fill("a")
 				copied := c.volume(from(s.ofIdle(v, "a")))
@@ -155,9 +155,9 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "separate", Level: Must, Spec: "CreateVolume",
 			Title: "what is written to a volume from a " + s.noun + " does not show in the source",
-			Why:   "The two are volumes of their own. Shared blocks have to be copied before one of the two writes.",
+			Why:   "The two are independent volumes. Shared blocks have to be copied before one of them is written.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume().up("a")
 				data := v.fill("a")
 				src := s.ofIdle(v, "a")
@@ -173,7 +173,7 @@ func (s source) rules() []Rule {
 			Title: "the data is there after its " + s.noun + " was deleted",
 			Why:   "A copy that shares blocks with its source must not lose them with it.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume().up("a")
 				data := v.fill("a")
 				src := s.ofIdle(v, "a")
@@ -189,7 +189,7 @@ func (s source) rules() []Rule {
 			Title: "a larger volume from a " + s.noun + " shows its size and the data",
 			Why:   "The file system inside has the source's size. To grow it by NodePublishVolume at the latest is the plugin's job: no NodeExpandVolume comes.",
 			Needs: needs(createVolume, s.need, nodeService, volumeStats, kernelView),
-			check: func(c *Case) {
+			check: func(c *ruleRun) {
 				v := c.volume().up("a")
 				data, was := v.fill("a"), v.total("a")
 				req := c.createRequest()
@@ -255,14 +255,14 @@ func (v *volume) holds(pod string, want []byte) {
 	}
 }
 
-// total is the size that NodeGetVolumeStats tells.
+// total is the size that NodeGetVolumeStats returns.
 func (v *volume) total(pod string) int64 {
 	for _, u := range send(v.c, v.c.Node.NodeGetVolumeStats, v.statsRequest(pod)).ok().GetUsage() {
 		if u.GetUnit() == csi.VolumeUsage_BYTES {
 			return u.GetTotal()
 		}
 	}
-	v.c.excuse("NodeGetVolumeStats tells no bytes")
+	v.c.excuse("NodeGetVolumeStats returns no bytes")
 	return 0
 }
 
@@ -277,7 +277,7 @@ var unsupportedSources = []Rule{
 		Title: "a driver without snapshots refuses a volume from one: INVALID_ARGUMENT",
 		Why:   "An empty volume in place of a restored one is taken for the data.",
 		Needs: needs(createVolume, without(createSnapshot)),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			from(snapshotSource(c.name()))(c, req)
 			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument, codes.NotFound)
@@ -288,7 +288,7 @@ var unsupportedSources = []Rule{
 		Title: "a driver that cannot clone refuses a volume from another: INVALID_ARGUMENT",
 		Why:   "An empty volume in place of a clone is taken for the data.",
 		Needs: needs(createVolume, without(cloneVolume)),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			from(volumeSource(c.volume().id))(c, req)
 			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
@@ -299,7 +299,7 @@ var unsupportedSources = []Rule{
 		Title: "a clone names its source, also when asked again",
 		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, cloneVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			src := c.volume()
 			v := c.volume(from(volumeSource(src.id)))
 			for _, got := range []*csi.Volume{v.created, send(c, c.Controller.CreateVolume, v.made).ok().GetVolume()} {

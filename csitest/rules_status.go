@@ -2,13 +2,13 @@ package csitest
 
 import "google.golang.org/grpc/codes"
 
-// Judges of every error.
+// Rules that check every recorded error.
 var statusRules = []Rule{
 	{
 		ID: "status.message", Level: Must, Spec: "Error Scheme",
 		Title: "every error has a message",
 		Why:   "The message is what the user sees in the events of a pod that does not start.",
-		judge: eachCall(func(c *Case, call *Call) {
+		checkCalls: eachCall(func(c *ruleRun, call *Call) {
 			if call.Code() != codes.OK && call.Status.Message() == "" {
 				c.breach(call, "a message that a person can read", call.responseText())
 			}
@@ -18,7 +18,7 @@ var statusRules = []Rule{
 		ID: "status.details", Level: Must, Spec: "Error Scheme",
 		Title: "no error has details",
 		Why:   "The field is reserved, and has carried what should not leave the driver.",
-		judge: eachCall(func(c *Case, call *Call) {
+		checkCalls: eachCall(func(c *ruleRun, call *Call) {
 			if n := len(call.Status.Proto().GetDetails()); n > 0 {
 				c.breach(call, "empty details", call.responseText())
 			}
@@ -28,7 +28,7 @@ var statusRules = []Rule{
 		ID: "status.not-unknown", Level: Must, Spec: "Error Scheme",
 		Title: "no error is UNKNOWN",
 		Why:   "UNKNOWN is what a Go driver answers that returns a plain error. To kubelet it is final: it forgets the volume, which may be mounted.",
-		judge: eachCall(func(c *Case, call *Call) {
+		checkCalls: eachCall(func(c *ruleRun, call *Call) {
 			if call.Code() == codes.Unknown {
 				c.breach(call, "a code of the specification", call.responseText())
 			}
@@ -36,16 +36,16 @@ var statusRules = []Rule{
 	},
 }
 
-// maxBreaches is how many calls a judge shows; more of one kind teach nothing.
+// maxBreaches is how many calls such a rule reports; more of one kind add nothing.
 const maxBreaches = 3
 
-func eachCall(judge func(*Case, *Call)) func(*Case, []*Call) {
-	return func(c *Case, calls []*Call) {
+func eachCall(check func(*ruleRun, *Call)) func(*ruleRun, []*Call) {
+	return func(c *ruleRun, calls []*Call) {
 		for _, call := range calls {
 			if len(c.failures) >= maxBreaches {
 				return
 			}
-			judge(c, call)
+			check(c, call)
 		}
 	}
 }

@@ -10,11 +10,11 @@ import (
 
 var (
 	volumeTopology = pluginCap(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
-	secondTopology = Need{"another place where volumes can be made", "-second-topology", func(r *run) bool { return len(r.target.SecondTopology) > 0 }}
+	secondTopology = Need{"another place where volumes can be made", FacilitySecondTopology, func(r *run) bool { return len(r.target.SecondTopology) > 0 }}
 )
 
 // place is where the node is.
-func (c *Case) place() *csi.Topology {
+func (c *ruleRun) place() *csi.Topology {
 	t := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{}).ok().GetAccessibleTopology()
 	if len(t.GetSegments()) == 0 {
 		c.excuse("NodeGetInfo has no accessible_topology")
@@ -31,7 +31,7 @@ func nowhere(t *csi.Topology) *csi.Topology {
 	return t
 }
 
-// within tells whether every segment of the volume's topology is one of the place.
+// within reports whether every segment of the volume's topology is one of the place.
 func within(volume, place *csi.Topology) bool {
 	for k, v := range volume.GetSegments() {
 		if place.GetSegments()[k] != v {
@@ -41,7 +41,7 @@ func within(volume, place *csi.Topology) bool {
 	return true
 }
 
-// accessible tells whether v can be reached from the place. No topology means that it
+// accessible reports whether v can be reached from the place. No topology means that it
 // can from everywhere.
 func accessible(v *csi.Volume, place *csi.Topology) bool {
 	all := v.GetAccessibleTopology()
@@ -49,7 +49,7 @@ func accessible(v *csi.Volume, place *csi.Topology) bool {
 }
 
 func placed(requisite, preferred []*csi.Topology) volumeOption {
-	return func(_ *Case, r *csi.CreateVolumeRequest) {
+	return func(_ *ruleRun, r *csi.CreateVolumeRequest) {
 		r.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: requisite, Preferred: preferred}
 	}
 }
@@ -57,22 +57,22 @@ func placed(requisite, preferred []*csi.Topology) volumeOption {
 var topologyRules = []Rule{
 	{
 		ID: "topology.node-place", Level: Should, Spec: "NodeGetInfo",
-		Title: "NodeGetInfo tells where the node is",
+		Title: "NodeGetInfo returns the topology of the node",
 		Why:   "A CO compares the node's accessible_topology with the volume's. Without it every node, or none, suits a volume that is in one place.",
 		Needs: needs(volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			if a := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{}); len(a.ok().GetAccessibleTopology().GetSegments()) == 0 {
 				a.wrong("accessible_topology: the plugin reports VOLUME_ACCESSIBILITY_CONSTRAINTS")
 			}
 		},
 	},
 	{
-		ID: "topology.create.unasked", Level: Must, Spec: "CreateVolume",
+		ID: "topology.create.no-requirement", Level: Must, Spec: "CreateVolume",
 		Title: "a volume without accessibility_requirements can be published to every node that its accessible_topology allows",
-		Why:   "The field is optional. The CO schedules the pod by the accessible_topology that it is told; without one the volume is taken to be everywhere.",
+		Why:   "The field is optional. The CO schedules the pod by the accessible_topology in the answer; without one the volume is taken to be everywhere.",
 		Needs: needs(createVolume, attachVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
-			v := c.volume(func(_ *Case, r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = nil })
+		check: func(c *ruleRun) {
+			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = nil })
 			if accessible(v.created, c.place()) {
 				v.attach()
 			}
@@ -83,7 +83,7 @@ var topologyRules = []Rule{
 		Title: "a volume that is asked for where the node is can be accessed from there",
 		Why:   "The pod was scheduled first and the volume made for it. A volume elsewhere leaves the pod pending for ever.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			for _, r := range [][2][]*csi.Topology{{{here}, nil}, {{here}, {here}}, {nil, {here}}} {
 				if v := c.volume(placed(r[0], r[1])); !accessible(v.created, here) {
@@ -94,10 +94,10 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.create.any-of-requisite", Level: Must, Spec: "TopologyRequirement",
-		Title: "a place where nothing can be made does not keep a volume from another of requisite",
+		Title: "a place where nothing can be created does not keep a volume from another of requisite",
 		Why:   "The volume must be accessible from one of requisite at least. A node without storage is no reason to fail.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			if v := c.volume(placed([]*csi.Topology{nowhere(here), here}, nil)); !accessible(v.created, here) {
 				c.fail("accessible_topology that has "+requestJSON(here), "%s", requestJSON(v.created))
@@ -109,7 +109,7 @@ var topologyRules = []Rule{
 		Title: "where the first of preferred cannot be had the next one is tried",
 		Why:   "preferred is tried from first to last, and the rest of requisite then. external-provisioner puts the selected node first.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			both := []*csi.Topology{nowhere(here), here}
 			if v := c.volume(placed(both, both)); !accessible(v.created, here) {
@@ -122,7 +122,7 @@ var topologyRules = []Rule{
 		Title: "of two places the one that comes first in preferred is taken",
 		Why:   "The first one is that of the node which the scheduler has chosen.",
 		Needs: needs(createVolume, volumeTopology, nodeService, secondTopology),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			places := []*csi.Topology{c.place(), {Segments: c.run.target.SecondTopology}}
 			for range places {
 				if v := c.volume(placed(places, places)); !accessible(v.created, places[0]) {
@@ -135,10 +135,10 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.unsatisfiable", Level: Must, Spec: "CreateVolume",
 		Title: "a volume in a place that does not exist is RESOURCE_EXHAUSTED",
-		Why: "external-provisioner takes RESOURCE_EXHAUSTED for a reason to have the pod scheduled anew. Another code makes it try the same " +
-			"place for ever, and OK gives a volume that no pod can use.",
+		Why: "external-provisioner has the pod rescheduled after RESOURCE_EXHAUSTED. Another code makes it try the same " +
+			"place for ever, and OK means a volume that no pod can use.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			placed([]*csi.Topology{nowhere(c.place())}, nil)(c, req)
 			a := send(c, c.Controller.CreateVolume, req)
@@ -153,7 +153,7 @@ var topologyRules = []Rule{
 		Title: "a name that was refused for its place is free for another place",
 		Why:   "The repeat asks for another node's place. What the first call has left there must not stand in its way.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			req := c.createRequest()
 			placed([]*csi.Topology{nowhere(here)}, nil)(c, req)
@@ -166,11 +166,11 @@ var topologyRules = []Rule{
 		},
 	},
 	{
-		ID: "topology.create.taken", Level: Must, Spec: "CreateVolume",
+		ID: "topology.create.conflict", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume of another place is not OK",
-		Why:   "OK would give the CO a volume that cannot be accessed from where it asked for.",
+		Why:   "With OK the CO would get a volume that cannot be accessed from where it asked for.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			v := c.volume(placed([]*csi.Topology{here}, nil))
 			if len(v.created.GetAccessibleTopology()) == 0 {
@@ -184,9 +184,9 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.preferred-not-requisite", Level: Should, Spec: "TopologyRequirement",
 		Title: "a preferred place that is not one of requisite is INVALID_ARGUMENT",
-		Why:   "All of preferred must be in requisite as well. A driver that goes by preferred alone makes the volume where it must not be.",
+		Why:   "All of preferred must be in requisite as well. A driver that reads only preferred creates the volume where it must not be.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			here := c.place()
 			req := c.createRequest()
 			placed([]*csi.Topology{nowhere(here)}, []*csi.Topology{here})(c, req)
@@ -202,7 +202,7 @@ var topologyRules = []Rule{
 		Title: "accessibility_requirements without requisite and preferred is INVALID_ARGUMENT",
 		Why:   "One of the two is required. A driver that takes it for no requirement may make the volume where no pod can use it.",
 		Needs: needs(createVolume, volumeTopology),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.createRequest()
 			placed(nil, nil)(c, req)
 			send(c, c.Controller.CreateVolume, req).wants(codes.InvalidArgument)
@@ -210,10 +210,10 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.list-agrees", Level: Should, Spec: "ListVolumes",
-		Title: "ListVolumes tells the accessible_topology that CreateVolume told",
+		Title: "ListVolumes and CreateVolume return the same accessible_topology",
 		Why:   "Two answers about one volume, of which one is wrong.",
 		Needs: needs(createVolume, volumeTopology, listVolumes),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			e := c.entry(v)
 			if !slices.EqualFunc(e.GetVolume().GetAccessibleTopology(), v.created.GetAccessibleTopology(), func(a, b *csi.Topology) bool { return proto.Equal(a, b) }) {
@@ -223,10 +223,10 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.clone-place", Level: Must, Spec: "CreateVolume",
-		Title: "a clone that is asked for where its source cannot be copied to is not made elsewhere",
+		Title: "a clone that is asked for where its source cannot be copied to is not created elsewhere",
 		Why:   "accessibility_requirements bind for a volume with a source as well. RESOURCE_EXHAUSTED makes the scheduler choose another node.",
 		Needs: needs(createVolume, volumeTopology, cloneVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			there := nowhere(c.place())
 			req := c.createRequest()
 			from(volumeSource(c.volume().id))(c, req)

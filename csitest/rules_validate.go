@@ -12,7 +12,7 @@ var validateRules = []Rule{
 		Title: "the capabilities that a volume was made for are confirmed as they were sent",
 		Why:   "The CO compares what is confirmed with what it asked for.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			got := a.ok().GetConfirmed().GetVolumeCapabilities()
@@ -26,7 +26,7 @@ var validateRules = []Rule{
 		Title: "a capability that the driver refuses in CreateVolume is not confirmed, with OK",
 		Why:   "OK without confirmed is how a driver says no; an error says that it could not find out.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			other := c.createRequest()
 			other.VolumeCapabilities[0].AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
@@ -46,7 +46,7 @@ var validateRules = []Rule{
 		Title: "a volume that does not exist is NOT_FOUND",
 		Why:   "A statement about a volume that is not there is wrong either way.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).wants(codes.NotFound)

@@ -29,7 +29,7 @@ func TestEveryRuleHasADefect(t *testing.T) {
 		if !broken[r.ID] && elsewhere[r.ID] == "" {
 			t.Errorf("%s: no defect in defects_test.go breaks it", r.ID)
 		}
-		if r.Title == "" || r.Why == "" || r.Spec == "" || r.Level != Must && r.Level != Should || (r.check == nil) == (r.judge == nil) {
+		if r.Title == "" || r.Why == "" || r.Spec == "" || r.Level != Must && r.Level != Should || (r.check == nil) == (r.checkCalls == nil) {
 			t.Errorf("%s: something is missing", r.ID)
 		}
 	}
@@ -130,7 +130,7 @@ func sampleRules(t *testing.T) (ids []string) {
 		ids = append(ids, best)
 	}
 	for _, r := range Rules() {
-		if r.judge != nil {
+		if r.checkCalls != nil {
 			ids = append(ids, r.ID)
 		}
 	}
@@ -158,8 +158,8 @@ func TestJudgesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range report.Results {
-		if x.Outcome != NotRun || x.Flag == "" {
-			t.Errorf("%s: %s, flag %q", x.Rule.ID, x.Outcome, x.Flag)
+		if x.Outcome != NotRun || x.Missing != FacilityOtherRules {
+			t.Errorf("%s: %s, missing %q", x.Rule.ID, x.Outcome, x.Missing)
 		}
 	}
 }

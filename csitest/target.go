@@ -14,11 +14,11 @@ type Target struct {
 	// ControllerEndpoint is where the controller plugin serves, if that is another
 	// process.
 	ControllerEndpoint string
-	// Start makes the command that runs the driver. It is called for every start,
+	// Start returns the command that runs the driver. It is called for every start,
 	// and its output is read, unless Stdout and Stderr are set; the process is
 	// killed with -9 by some rules and started again. Nil if the driver runs already.
 	Start func() *exec.Cmd
-	// StartController makes the command that runs the controller plugin, for a
+	// StartController returns the command that runs the controller plugin, for a
 	// target with a ControllerEndpoint whose processes are both started here.
 	StartController func() *exec.Cmd
 	// Restart kills a driver that runs already with -9 and starts it again. It need
@@ -29,20 +29,20 @@ type Target struct {
 	// SecondNode is the ID of another node that exists for the driver.
 	SecondNode string
 	// SecondTopology are the segments of a place, other than the node's, where
-	// volumes can be made.
+	// volumes can be created.
 	SecondTopology map[string]string
 }
 
-// A Config says how to check. The zero value runs every rule that can run.
+// A Config configures a run. The zero value runs every rule that can run.
 type Config struct {
 	// Rules selects rules, as for func Rules. Empty: all.
 	Rules []string
-	// Prefix begins every name that is given to the driver. Default: csicheck- and
+	// Prefix begins every name that is sent to the driver. Default: csicheck- and
 	// something random.
 	Prefix string
-	// Dir is where the directories of kubelet are made: staging and target paths
-	// are below it. The driver must see it under the same path. Default: a new
-	// temporary directory.
+	// Dir is where a directory for the staging and target paths and for the canaries is
+	// created. The driver must see it under the same path. Default: the directory for
+	// temporary files.
 	Dir string
 	// Parameters are those of a StorageClass, for CreateVolume.
 	Parameters map[string]string
@@ -54,15 +54,15 @@ type Config struct {
 	FSType string
 	// Size is that of the volumes, in bytes. Default: 1 GiB.
 	Size int64
-	// Kernel tells that mounts of the driver are visible to this process, which
+	// Kernel means that mounts of the driver are visible to this process, which
 	// may read and write them.
 	Kernel bool
-	// ForeignVolumes lets the run go on although the driver has volumes already.
+	// ForeignVolumes allows a driver that already has volumes.
 	ForeignVolumes bool
-	// DryRun only asks the driver what it can do; the report tells which rules
+	// DryRun only asks the driver what it can do; the report lists the rules that
 	// would run.
 	DryRun bool
-	// CleanupTimeout is how long cleaning up after one rule is tried. Default: a
+	// CleanupTimeout limits cleaning up after one rule. Default: a
 	// minute.
 	CleanupTimeout time.Duration
 	// Command is what begins the commands in the report. Default: csicheck with
@@ -75,7 +75,7 @@ type Config struct {
 	patience time.Duration // of tests, in place of listPatience
 }
 
-// A Progress says how far a run is.
+// A Progress is the state of a run.
 type Progress struct {
 	Done, Total int
 	Rule        Rule

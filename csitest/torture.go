@@ -13,45 +13,45 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// A TortureConfig says how long, and how. It ends with Duration or with Kills,
-// whichever is first; one of them is needed.
+// A TortureConfig is the length and the kind of a torture run. It ends with Duration or
+// Kills, whichever is first; one of them is required.
 type TortureConfig struct {
 	Duration time.Duration
 	Kills    int
-	// Seed decides on what is done and when the driver is killed. The same seed does
-	// the same as far as the machine does.
+	// Seed determines what is done and when the driver is killed. Two runs with one seed
+	// differ only by the timing of the machine.
 	Seed uint64
-	// Workers is how many call at once, each with some volumes, snapshots and groups of
-	// its own. Default: 4.
+	// Workers is the number of concurrent callers, each with its own volumes, snapshots and
+	// groups. Default: 4.
 	Workers int
-	// Progress is told, about once a second and at the end, from one goroutine at a
+	// Progress is called about once a second and at the end, from one goroutine at a
 	// time.
 	Progress func(TortureProgress)
 }
 
-// A TortureProgress says how far it is.
+// A TortureProgress is the state of a run.
 type TortureProgress struct {
 	Elapsed     time.Duration
 	Kills       int
 	Calls       int
 	Interrupted int // calls whose outcome was not known, and that were repeated
-	Lives       int // volumes that came and went
+	Lives       int // volumes that were created and deleted
 	Checks      int // times that the data of a volume was compared
 	Audits      int // times that all lists were compared with what must be there
 }
 
 // Torture kills the driver with -9 at random moments, while workers call every RPC that
 // it offers: volumes of all kinds and places, empty, restored and cloned, come up, are
-// written, snapshotted alone and in groups, expanded, modified, published again,
+// written, snapshotted one by one and in groups, expanded, modified, published again,
 // read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
 // both. It demands that
 //
 //   - a call whose outcome is not known can be repeated, by a CO that insists, and
 //     then has a code that the specification allows;
-//   - what was acknowledged is there, once: volumes with their size and their nodes,
+//   - what was acknowledged exists, once: volumes with their size and their nodes,
 //     snapshots, groups; what was deleted stays away;
 //   - data that was made durable is read again, and what was made of a volume holds
-//     what the volume held at one moment of the call, all of a group at the same;
+//     what the volume held at one point in time during the call, the same for all of a group;
 //   - in the end everything can be read and deleted, and no mount, device or
 //     descriptor is left.
 //
@@ -64,8 +64,8 @@ func Torture(ctx context.Context, target Target, cfg Config, torture TortureConf
 	t := &tortured{TortureConfig: torture, begin: time.Now(), devices: map[device]bool{}, foreign: map[string]bool{}}
 	return checkRules(ctx, target, cfg, []Rule{{
 		ID: "torture", Level: Must, Spec: "Timeouts",
-		Title: "a driver that is killed at random moments keeps its promises",
-		Why: "The kernel, upgrades and power cuts do not ask for a good moment. Whatever the driver was at, a repeat has to succeed, data that was written " +
+		Title: "a driver that is killed at random moments loses nothing and can be retried",
+		Why: "The kernel, upgrades and power failures kill drivers at any point. Whatever was in flight, a retry has to succeed, data that was written " +
 			"has to stay, and nothing may be left behind.",
 		Needs:   needs(createVolume, restartable),
 		Timeout: t.Duration + 10*time.Minute,
@@ -103,7 +103,7 @@ type tortured struct {
 	devices map[device]bool // that volumes were on
 }
 
-func (t *tortured) run(c *Case) {
+func (t *tortured) run(c *ruleRun) {
 	t.prepare(c)
 	killed := make(chan any, 1)
 	go func() {
@@ -114,7 +114,7 @@ func (t *tortured) run(c *Case) {
 		}()
 		t.kill(c)
 	}()
-	defer t.tell(c)
+	defer t.reportProgress(c)
 	func() {
 		defer func() { // also when a worker has failed
 			t.over.Store(true)
@@ -127,8 +127,8 @@ func (t *tortured) run(c *Case) {
 	t.reckon(c)
 }
 
-// prepare finds out what cannot be found out under kills.
-func (t *tortured) prepare(c *Case) {
+// prepare probes what cannot be probed under kills.
+func (t *tortured) prepare(c *ruleRun) {
 	c.has(mountAccess)
 	c.has(blockAccess)
 	if c.has(listVolumes) {
@@ -153,7 +153,7 @@ func (t *tortured) prepare(c *Case) {
 }
 
 // each lets all workers do something, and ends all of it when one fails.
-func (t *tortured) each(c *Case, do func(*worker)) {
+func (t *tortured) each(c *ruleRun, do func(*worker)) {
 	c.parallel(len(t.workers), func(i int) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -175,9 +175,8 @@ func (t *tortured) end(p any) {
 
 const auditEvery = 25 // kills
 
-// kill kills the driver again and again, lets all be compared, and tells how far
-// everything is.
-func (t *tortured) kill(c *Case) {
+// kill kills the driver again and again, starts audits, and reports the progress.
+func (t *tortured) kill(c *ruleRun) {
 	random := rand.New(rand.NewPCG(t.Seed, 0))
 	last := time.Now()
 	for {
@@ -196,18 +195,18 @@ func (t *tortured) kill(c *Case) {
 		}
 		if time.Since(last) > time.Second {
 			last = time.Now()
-			t.tell(c)
+			t.reportProgress(c)
 		}
 	}
 }
 
-func (t *tortured) ended(c *Case) bool {
+func (t *tortured) ended(c *ruleRun) bool {
 	return t.over.Load() || c.ctx.Err() != nil || time.Now().After(t.until) || t.Kills > 0 && int(t.kills.Load()) >= t.Kills
 }
 
 // strike kills the driver, or one of its processes, and starts it again; at times also
 // while it starts.
-func (t *tortured) strike(c *Case, random *rand.Rand) {
+func (t *tortured) strike(c *ruleRun, random *rand.Rand) {
 	t.calm.Lock()
 	defer t.calm.Unlock()
 	victims := c.run.processes
@@ -233,7 +232,7 @@ func (t *tortured) strike(c *Case, random *rand.Rand) {
 	}
 }
 
-func (t *tortured) tell(c *Case) {
+func (t *tortured) reportProgress(c *ruleRun) {
 	if t.Progress != nil {
 		t.Progress(TortureProgress{
 			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(), Interrupted: int(t.interrupted.Load()),
@@ -243,7 +242,7 @@ func (t *tortured) tell(c *Case) {
 }
 
 // audit compares the lists with what must be there, while no worker does anything.
-func (t *tortured) audit(c *Case, random *rand.Rand) {
+func (t *tortured) audit(c *ruleRun, random *rand.Rand) {
 	t.still.Lock()
 	defer t.still.Unlock()
 	if t.failed.Load() {
@@ -266,7 +265,7 @@ func (t *tortured) audit(c *Case, random *rand.Rand) {
 	}
 }
 
-func (t *tortured) auditVolumes(c *Case, page int32) {
+func (t *tortured) auditVolumes(c *ruleRun, page int32) {
 	seen := map[string]*csi.ListVolumesResponse_Entry{}
 	for _, e := range c.list(page) {
 		if seen[e.GetVolume().GetVolumeId()] != nil {
@@ -296,7 +295,7 @@ func (t *tortured) auditVolumes(c *Case, page int32) {
 	}
 }
 
-func (t *tortured) auditSnapshots(c *Case, page int32) {
+func (t *tortured) auditSnapshots(c *ruleRun, page int32) {
 	seen := map[string]*csi.Snapshot{}
 	for _, s := range c.listSnapshots(&csi.ListSnapshotsRequest{MaxEntries: page}) {
 		if seen[s.GetSnapshotId()] != nil {
@@ -305,7 +304,7 @@ func (t *tortured) auditSnapshots(c *Case, page int32) {
 		seen[s.GetSnapshotId()] = s
 	}
 	for _, w := range t.workers {
-		for _, s := range w.cuts() {
+		for _, s := range w.snaps() {
 			id := s.made.GetSnapshotId()
 			switch got := seen[id]; {
 			case got == nil:
@@ -326,7 +325,7 @@ func (t *tortured) auditSnapshots(c *Case, page int32) {
 
 // reckon is the end: everything is compared once more, read, and deleted, and nothing
 // may be left.
-func (t *tortured) reckon(c *Case) {
+func (t *tortured) reckon(c *ruleRun) {
 	t.over.Store(false)
 	random := rand.New(rand.NewPCG(t.Seed, 1<<32))
 	again := func() {
@@ -347,7 +346,7 @@ func (t *tortured) reckon(c *Case) {
 	}
 }
 
-func (t *tortured) nothingLeft(c *Case, busy inventory) {
+func (t *tortured) nothingLeft(c *ruleRun, busy inventory) {
 	for _, left := range mounts(c.run.dir) {
 		c.error("no mount", "%s", left.point)
 	}

@@ -13,7 +13,7 @@ import (
 )
 
 // patience is how many kills one call survives; then it is left in peace, and has to
-// come to an end: what takes longer than the breaks between the kills is no fault.
+// end: a call that takes longer than the time between two kills is no fault.
 const patience = 12
 
 // again calls until the outcome is known, and demands OK or one of the other codes.
@@ -56,7 +56,7 @@ func again[Req, Resp any](w *worker, rpc func(context.Context, *Req, ...grpc.Cal
 }
 
 // once calls, and if the step is to have a twin, twice at the same time, as after a
-// restart of the CO. Two that succeed must tell of one and the same thing.
+// restart of the CO. Two that succeed must return the same object.
 func once[Req, Resp any](w *worker, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
 	if !w.twin {
 		return send(w.c, rpc, req)
@@ -68,7 +68,7 @@ func once[Req, Resp any](w *worker, rpc func(context.Context, *Req, ...grpc.Call
 	b := <-other
 	if a.Err == nil && b.Err == nil {
 		if one, two := made(a.Resp), made(b.Resp); one != two {
-			w.c.breach(b.Call, fmt.Sprintf("%s, as a call at the same time was told", one), two+w.c.history(b.Volume))
+			w.c.breach(b.Call, fmt.Sprintf("%s, as a concurrent call got", one), two+w.c.history(b.Volume))
 			panic(stop{})
 		}
 	}
@@ -92,7 +92,7 @@ func made(resp any) string {
 }
 
 // history is what the last calls about an ID, or a name, came to.
-func (c *Case) history(id string) string {
+func (c *ruleRun) history(id string) string {
 	const most = 16
 	var lines []string
 	for _, call := range c.run.record.all() {

@@ -23,25 +23,25 @@ type (
 	content [slots]sum
 )
 
-// A write is one that was made while a volume was cut; at numbers those of all volumes
-// of the cut.
+// A write is one that was made during a snapshot or a clone; at numbers the writes to all
+// volumes of a group.
 type write struct {
 	at, slot int
 	sum      sum
 }
 
-// A past is what a volume may have held at a moment: what it held before, and a
-// beginning of the writes that followed. It does not change but that reading settles it.
+// A past is what a volume may have held at a point in time: what it held before, and the
+// first of the writes that followed. Reading the volume settles how many.
 type past struct {
 	base   content
 	writes []write
-	any    bool    // a new device may hold anything
-	moment *moment // of the cut
+	any    bool // a new device may hold anything
+	point  *pointInTime
 }
 
-// A moment is when a cut was made, as far as is known, between the begins (2n) and the
-// ends (2n+1) of the writes. The members of a group have it in common.
-type moment struct{ from, to int }
+// A pointInTime is when a snapshot was taken, as far as is known, between the begins (2n)
+// and the ends (2n+1) of the writes. The members of a group share it.
+type pointInTime struct{ from, to int }
 
 // settle finds out which of the contents that may be there is there.
 func (p *past) settle(got content) (ok bool) {
@@ -52,8 +52,8 @@ func (p *past) settle(got content) (ok bool) {
 	return false
 }
 
-// find looks for the number of writes after which that was there; torn allows for one
-// more that is there by half.
+// find searches the number of writes after which got was the content; torn allows for one
+// more that is incomplete.
 func (p *past) find(got content, torn bool) bool {
 	at := p.base
 	for k := 0; ; k++ {
@@ -72,12 +72,12 @@ func (p *past) find(got content, torn bool) bool {
 }
 
 // narrow notes that the first k writes were there, the next perhaps by half; it fails if
-// that was at no moment of the cut.
+// no point in time fits.
 func (p *past) narrow(k int) bool {
-	if p.moment == nil {
+	if p.point == nil {
 		return true
 	}
-	m := *p.moment
+	m := *p.point
 	if k > 0 {
 		m.from = max(m.from, 2*p.writes[k-1].at)
 	}
@@ -87,7 +87,7 @@ func (p *past) narrow(k int) bool {
 	if m.from > m.to {
 		return false
 	}
-	*p.moment = m
+	*p.point = m
 	return true
 }
 
@@ -117,7 +117,7 @@ func (p *past) differs(got content) string {
 		}
 	}
 	if text == "" {
-		text = " each slot is what it was at a moment of the cut, but no moment has them all;"
+		text = " each slot is as it was at some point in time, but there is no single point at which all were;"
 	}
 	return text
 }
@@ -172,7 +172,7 @@ func (v *subject) readSlots(target string) (got content, err error) {
 
 // soon does what the kernel may block, and fails if that takes too long: the file system
 // may have been left frozen, or its device taken away.
-func (c *Case) soon(what string, do func() error) {
+func (c *ruleRun) soon(what string, do func() error) {
 	done := make(chan error, 1)
 	go func() { done <- do() }()
 	select {

@@ -24,20 +24,20 @@ const (
 // seed and from the driver's answers, and from no other worker.
 type worker struct {
 	*tortured
-	c        *Case
+	c        *ruleRun
 	n        int
 	random   *rand.Rand
-	attached int  // volumes that it may have attached at once
+	attached int  // volumes that it may have attached at the same time
 	twin     bool // the next call is made twice at the same time
 	writes   int
 
 	volumes   []*subject
-	snapshots []*cut
-	groups    []*groupCut
+	snapshots []*snap
+	groups    []*groupSnap
 	gone      []string // IDs of volumes that were deleted
 }
 
-func newWorker(t *tortured, c *Case, n, attached int) *worker {
+func newWorker(t *tortured, c *ruleRun, n, attached int) *worker {
 	return &worker{tortured: t, c: c, n: n, random: rand.New(rand.NewPCG(t.Seed, uint64(n)+1)), attached: attached}
 }
 
@@ -47,7 +47,7 @@ type subject struct {
 	size      int64
 	data      *past
 	elsewhere bool // it is where the node is not
-	modified  bool // and CreateVolume may not give it again
+	modified  bool // and CreateVolume may not return it again
 	grown     bool // the node has not heard of it yet
 	used      bool // a file system has been made on it
 	attached  bool
@@ -64,30 +64,30 @@ func (v *subject) nodes() []string {
 	return nil
 }
 
-// A cut is a snapshot.
-type cut struct {
+// A snap is a snapshot.
+type snap struct {
 	made   *csi.Snapshot
 	req    *csi.CreateSnapshotRequest // nil for a member of a group
 	source *subject                   // which may be gone
 	data   *past
 }
 
-type groupCut struct {
-	made *csi.VolumeGroupSnapshot
-	req  *csi.CreateVolumeGroupSnapshotRequest
-	cuts []*cut
+type groupSnap struct {
+	made  *csi.VolumeGroupSnapshot
+	req   *csi.CreateVolumeGroupSnapshotRequest
+	snaps []*snap
 }
 
-// cuts are all snapshots.
-func (w *worker) cuts() []*cut {
+// snaps returns all snapshots.
+func (w *worker) snaps() []*snap {
 	all := slices.Clone(w.snapshots)
 	for _, g := range w.groups {
-		all = append(all, g.cuts...)
+		all = append(all, g.snaps...)
 	}
 	return all
 }
 
-// work goes on until it is over.
+// work does steps until the run is over.
 func (w *worker) work() {
 	for !w.ended(w.c) {
 		func() {
@@ -131,18 +131,18 @@ func (w *worker) step() {
 }
 
 func (w *worker) chances(may func(int, bool, func())) {
-	room, cuts := len(w.volumes) < mostVolumes, w.cuts()
+	room, snaps := len(w.volumes) < mostVolumes, w.snaps()
 	may(8, room, func() { w.create(nil, nil) })
-	may(8, room && len(cuts) > 0, func() { w.restore(pick(w, cuts)) })
+	may(8, room && len(snaps) > 0, func() { w.restore(pick(w, snaps)) })
 	may(6, room && len(w.volumes) > 0 && w.c.has(cloneVolume), func() { w.clone(pick(w, w.volumes)) })
-	may(2, len(w.snapshots) > 0, func() { w.deleteCut(pick(w, w.snapshots)) })
-	may(8, len(w.snapshots) >= mostSnapshots, func() { w.deleteCut(w.snapshots[0]) })
+	may(2, len(w.snapshots) > 0, func() { w.deleteSnapshot(pick(w, w.snapshots)) })
+	may(8, len(w.snapshots) >= mostSnapshots, func() { w.deleteSnapshot(w.snapshots[0]) })
 	may(6, len(w.volumes) > 1 && len(w.groups) < mostGroups && w.c.has(groupService), w.cutGroup)
 	may(2, len(w.groups) > 0, func() { w.deleteGroup(pick(w, w.groups)) })
-	may(2, len(cuts) > 0, func() { w.lookAtCut(pick(w, cuts)) })
-	may(1, true, w.lookAround)
+	may(2, len(snaps) > 0, func() { w.verifySnapshot(pick(w, snaps)) })
+	may(1, true, w.verifyLists)
 	may(1, len(w.gone) > 0, func() { w.staysAway(pick(w, w.gone)) })
-	may(2, len(cuts) > 0 && w.c.has(snapshotMetadata), func() { w.readMetadata(pick(w, cuts)) })
+	may(2, len(snaps) > 0 && w.c.has(snapshotMetadata), func() { w.readMetadata(pick(w, snaps)) })
 }
 
 func (w *worker) chancesOf(v *subject, may func(int, bool, func())) {
@@ -170,7 +170,7 @@ func (w *worker) chancesOf(v *subject, may func(int, bool, func())) {
 	may(1, w.c.has(modifyVolume) && len(w.c.run.cfg.MutableParameters) > 0, func() { w.modify(v) })
 	may(3, w.c.has(createSnapshot) && len(w.snapshots) < mostSnapshots, func() { w.snapshot(v) })
 	may(1, !v.modified, func() { w.createAgain(v) })
-	may(1, true, func() { w.lookAt(v) })
+	may(1, true, func() { w.verifyVolume(v) })
 	may(2, idle, func() { w.delete(v) })
 	may(3, idle && len(w.volumes) == mostVolumes, func() { w.delete(v) })
 }
@@ -178,7 +178,7 @@ func (w *worker) chancesOf(v *subject, may func(int, bool, func())) {
 func pick[T any](w *worker, all []T) T { return all[w.random.IntN(len(all))] }
 
 // create makes a volume: a new one, or of a source with what that holds.
-func (w *worker) create(source *csi.VolumeContentSource, of *cut, also ...codes.Code) *subject {
+func (w *worker) create(source *csi.VolumeContentSource, of *snap, also ...codes.Code) *subject {
 	req := w.c.createRequest()
 	if w.c.has(mountAccess) && w.c.has(blockAccess) && w.random.IntN(3) == 0 {
 		block(w.c, req)
@@ -220,11 +220,11 @@ func sourceID(s *csi.VolumeContentSource) string {
 	return s.GetSnapshot().GetSnapshotId() + s.GetVolume().GetVolumeId()
 }
 
-func (w *worker) restore(s *cut) { w.create(snapshotSource(s.made.GetSnapshotId()), s) }
+func (w *worker) restore(s *snap) { w.create(snapshotSource(s.made.GetSnapshotId()), s) }
 
-// clone makes a volume of another one, which may be refused while that is in use.
+// clone creates a volume from another one, which may be refused while that is in use.
 func (w *worker) clone(v *subject) {
-	of := &cut{made: &csi.Snapshot{SizeBytes: v.size}, source: v}
+	of := &snap{made: &csi.Snapshot{SizeBytes: v.size}, source: v}
 	var also []codes.Code
 	if !v.idle() {
 		also = append(also, codes.FailedPrecondition)
@@ -237,17 +237,17 @@ func (w *worker) clone(v *subject) {
 
 func (v *subject) idle() bool { return !v.attached && !v.staged && len(v.pods) == 0 }
 
-// during lets f cut the volumes while those in use are written to: to all of them by
-// turns, each write on the disk before the next. f gets what the cuts will hold.
+// during lets f take snapshots of the volumes while those in use are written: all of them by
+// turns, each write on the disk before the next. f gets what the snapshots will hold.
 func (w *worker) during(f func([]*past), volumes ...*subject) {
 	pasts := make([]*past, len(volumes))
-	m := &moment{to: int(^uint(0) >> 1)}
+	m := &pointInTime{to: int(^uint(0) >> 1)}
 	type turn struct{ volume, slot int }
 	var turns []turn
 	for i, v := range volumes {
 		pasts[i] = v.data
 		if w.c.has(kernelView) && slices.Contains(v.pods, "a") && v.data.settled() {
-			pasts[i] = &past{base: v.data.base, moment: m}
+			pasts[i] = &past{base: v.data.base, point: m}
 			for range 24 {
 				turns = append(turns, turn{i, w.random.IntN(slots)})
 			}
@@ -286,7 +286,7 @@ func (w *worker) during(f func([]*past), volumes ...*subject) {
 	}()
 	defer func() {
 		enough.Store(true)
-		w.c.soon("a volume that can be written while it is cut", func() error { return <-done })
+		w.c.soon("a volume that can be written during a snapshot", func() error { return <-done })
 		for i, v := range volumes {
 			if pasts[i] != v.data { // it was written
 				pasts[i].writes = lists[i]
@@ -512,7 +512,7 @@ func (w *worker) snapshot(v *subject) {
 				return
 			}
 			if a.Resp.GetSnapshot().GetReadyToUse() {
-				w.snapshots = append(w.snapshots, &cut{made: withSize(a.Resp.GetSnapshot(), v), req: req, source: v, data: pasts[0]})
+				w.snapshots = append(w.snapshots, &snap{made: withSize(a.Resp.GetSnapshot(), v), req: req, source: v, data: pasts[0]})
 				return
 			}
 			w.wait(a.Call)
@@ -520,7 +520,7 @@ func (w *worker) snapshot(v *subject) {
 	}, v)
 }
 
-// withSize fills in what a driver need not tell.
+// withSize fills in what a driver need not return.
 func withSize(s *csi.Snapshot, v *subject) *csi.Snapshot {
 	if s.GetSizeBytes() == 0 {
 		s = proto.CloneOf(s)
@@ -562,13 +562,13 @@ func (w *worker) cutGroup() {
 				w.wait(a.Call)
 				continue
 			}
-			group := &groupCut{made: g, req: req}
+			group := &groupSnap{made: g, req: req}
 			for i, v := range volumes {
 				s := memberOf(g, v.id)
 				if s == nil || len(g.GetSnapshots()) != len(volumes) {
 					a.wrong("one snapshot of each of %v", req.GetSourceVolumeIds())
 				}
-				group.cuts = append(group.cuts, &cut{made: withSize(s, v), source: v, data: pasts[i]})
+				group.snaps = append(group.snaps, &snap{made: withSize(s, v), source: v, data: pasts[i]})
 			}
 			w.groups = append(w.groups, group)
 			return
@@ -576,7 +576,7 @@ func (w *worker) cutGroup() {
 	}, volumes...)
 }
 
-// dependents tells whether something was made of it, and the driver may refuse to delete
+// dependents reports whether something was created from it, and the driver may refuse to delete
 // it.
 func (w *worker) dependents(ids ...string) (also []codes.Code) {
 	for _, v := range w.volumes {
@@ -584,7 +584,7 @@ func (w *worker) dependents(ids ...string) (also []codes.Code) {
 			return []codes.Code{codes.FailedPrecondition}
 		}
 	}
-	for _, s := range w.cuts() {
+	for _, s := range w.snaps() {
 		if slices.Contains(ids, s.made.GetSourceVolumeId()) {
 			return []codes.Code{codes.FailedPrecondition}
 		}
@@ -602,19 +602,19 @@ func (w *worker) delete(v *subject) bool {
 	return true
 }
 
-func (w *worker) deleteCut(s *cut) bool {
+func (w *worker) deleteSnapshot(s *snap) bool {
 	id := s.made.GetSnapshotId()
 	if a := again(w, w.c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id}, w.dependents(id)...); a.Err != nil {
 		return false
 	}
-	w.snapshots = slices.DeleteFunc(w.snapshots, func(o *cut) bool { return o == s })
+	w.snapshots = slices.DeleteFunc(w.snapshots, func(o *snap) bool { return o == s })
 	return true
 }
 
-func (w *worker) deleteGroup(g *groupCut) bool {
+func (w *worker) deleteGroup(g *groupSnap) bool {
 	if a := again(w, w.c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g.made), w.dependents(members(g.made)...)...); a.Err != nil {
 		return false
 	}
-	w.groups = slices.DeleteFunc(w.groups, func(o *groupCut) bool { return o == g })
+	w.groups = slices.DeleteFunc(w.groups, func(o *groupSnap) bool { return o == g })
 	return true
 }

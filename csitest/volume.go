@@ -16,9 +16,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A volume is one that a rule has made, with the paths that kubelet would use.
+// A volume is one that a rule has created, with the paths that kubelet would use.
 type volume struct {
-	c              *Case
+	c              *ruleRun
 	made           *csi.CreateVolumeRequest
 	created        *csi.Volume
 	id             string
@@ -56,9 +56,9 @@ func (r *run) readWriteOnce() csi.VolumeCapability_AccessMode_Mode {
 	return csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 }
 
-// capability is that of the volumes which a rule makes without saying more: a file
+// capability is that of the volumes which a rule creates by default: a file
 // system, or raw block if the driver has nothing else.
-func (c *Case) capability() *csi.VolumeCapability {
+func (c *ruleRun) capability() *csi.VolumeCapability {
 	if c.run.offers(mountCapability) || !c.run.offers(blockCapability) {
 		return mountCapability(c.run)
 	}
@@ -67,7 +67,7 @@ func (c *Case) capability() *csi.VolumeCapability {
 
 // createRequest asks for a new volume of the usual size, for the node if the driver has
 // places: that is what external-provisioner does for a pod that was scheduled there.
-func (c *Case) createRequest() *csi.CreateVolumeRequest {
+func (c *ruleRun) createRequest() *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		AccessibilityRequirements: c.run.requirement(),
 		Name:                      c.name(),
@@ -78,22 +78,22 @@ func (c *Case) createRequest() *csi.CreateVolumeRequest {
 }
 
 // A volumeOption changes the request for a volume.
-type volumeOption func(*Case, *csi.CreateVolumeRequest)
+type volumeOption func(*ruleRun, *csi.CreateVolumeRequest)
 
-func block(c *Case, r *csi.CreateVolumeRequest) {
+func block(c *ruleRun, r *csi.CreateVolumeRequest) {
 	r.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
 }
 
 func withMode(m csi.VolumeCapability_AccessMode_Mode) volumeOption {
-	return func(_ *Case, r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = m }
+	return func(_ *ruleRun, r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = m }
 }
 
 func from(s *csi.VolumeContentSource) volumeOption {
-	return func(_ *Case, r *csi.CreateVolumeRequest) { r.VolumeContentSource = s }
+	return func(_ *ruleRun, r *csi.CreateVolumeRequest) { r.VolumeContentSource = s }
 }
 
 // volume makes one.
-func (c *Case) volume(opts ...volumeOption) *volume {
+func (c *ruleRun) volume(opts ...volumeOption) *volume {
 	req := c.createRequest()
 	for _, o := range opts {
 		o(c, req)
@@ -101,14 +101,14 @@ func (c *Case) volume(opts ...volumeOption) *volume {
 	return c.volumeOf(req, step(c, c.Controller.CreateVolume, req).GetVolume())
 }
 
-// volumeOf is the volume that an answer to req has told of.
-func (c *Case) volumeOf(req *csi.CreateVolumeRequest, made *csi.Volume) *volume {
+// volumeOf is the volume of an answer to req.
+func (c *ruleRun) volumeOf(req *csi.CreateVolumeRequest, made *csi.Volume) *volume {
 	return &volume{c: c, made: req, created: made, id: made.GetVolumeId(), node: c.run.nodeID}
 }
 
 // step is a call that prepares what a rule is about: it is repeated as a CO does,
 // and must succeed before the rule's time is over.
-func step[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) *Resp {
+func step[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) *Resp {
 	for wait := 50 * time.Millisecond; ; wait *= 2 {
 		a := send(c, rpc, req)
 		if a.Err == nil || !uncertain(a.Err) {
@@ -251,7 +251,7 @@ func (v *volume) detach() *volume {
 
 func (v *volume) delete() { step(v.c, v.c.Controller.DeleteVolume, v.deleteRequest()) }
 
-// Paths of kubelet. What kubelet makes before it calls is made here.
+// Paths of kubelet. What kubelet creates before it calls is created here.
 
 func (v *volume) stagingPath() string {
 	plugins := filepath.Join(v.c.run.dir, "plugins/kubernetes.io/csi")
@@ -283,7 +283,7 @@ func podUID(pod string) string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", h[:8], h[8:12], h[12:16], h[16:20], h[20:])
 }
 
-func (c *Case) mkdir(path string) string {
+func (c *ruleRun) mkdir(path string) string {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		panic(fmt.Sprintf("kubelet's directory: %v", err))
 	}
@@ -298,7 +298,7 @@ func (v *volume) snapshotRequest() *csi.CreateSnapshotRequest {
 // snapshot makes one and waits until it is ready to use.
 func (v *volume) snapshot() *csi.Snapshot { return v.c.snapshotOf(v.snapshotRequest()) }
 
-func (c *Case) snapshotOf(req *csi.CreateSnapshotRequest) *csi.Snapshot {
+func (c *ruleRun) snapshotOf(req *csi.CreateSnapshotRequest) *csi.Snapshot {
 	for {
 		s := step(c, c.Controller.CreateSnapshot, req).GetSnapshot()
 		if s.GetReadyToUse() {
@@ -324,8 +324,8 @@ func volumeSource(id string) *csi.VolumeContentSource {
 	}}
 }
 
-// unknownID is the ID of a volume that is no more.
-func (c *Case) unknownID() string {
+// unknownID is the ID of a deleted volume.
+func (c *ruleRun) unknownID() string {
 	if c.has(createVolume) {
 		v := c.volume()
 		v.delete()

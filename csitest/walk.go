@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Walk leads one volume of each kind through its life, as kubelet and the sidecars
-// do, and tells out about it line by line, with a table of times: made, attached,
+// Walk takes one volume of each kind through its lifecycle, as kubelet and the sidecars
+// do, and writes each step to out, with a table of times: created, attached,
 // staged, published to two pods, written and read, through kill -9 of the driver if
 // that can be started again, expanded under writes, and down. A kind is "block" or
 // the name of a file system; none at all means what the driver offers.
@@ -41,7 +41,7 @@ func Walk(ctx context.Context, target Target, cfg Config, kinds []string, out io
 }
 
 type walk struct {
-	*Case
+	*ruleRun
 	kinds   []string
 	out     io.Writer
 	volumes []*walked
@@ -59,8 +59,8 @@ type walked struct {
 
 const mib = 1 << 20
 
-func (w *walk) run(c *Case) {
-	w.Case, w.volumes = c, nil
+func (w *walk) run(c *ruleRun) {
+	w.ruleRun, w.volumes = c, nil
 	info := c.run.info
 	fmt.Fprintf(w.out, "%s %s at %s\n", info.GetName(), info.GetVendorVersion(), c.run.target.Endpoint)
 	w.pick()
@@ -83,7 +83,7 @@ func (w *walk) run(c *Case) {
 func (w *walk) pick() {
 	if len(w.kinds) == 0 {
 		if w.has(mountAccess) {
-			w.kinds = append(w.kinds, cmp.Or(w.Case.run.cfg.FSType, "mount"))
+			w.kinds = append(w.kinds, cmp.Or(w.ruleRun.run.cfg.FSType, "mount"))
 		}
 		if w.has(blockAccess) {
 			w.kinds = append(w.kinds, "block")
@@ -96,7 +96,7 @@ func (w *walk) pick() {
 
 // kindOf makes the request for a volume one of a kind.
 func kindOf(kind string) volumeOption {
-	return func(c *Case, r *csi.CreateVolumeRequest) {
+	return func(c *ruleRun, r *csi.CreateVolumeRequest) {
 		if kind == "block" {
 			block(c, r)
 			return
@@ -115,10 +115,10 @@ func (w *walk) pause(title string, part func(), need Need) {
 		part()
 		return
 	}
-	if need.Flag != "" {
-		fmt.Fprintf(w.out, "  left out; give %s\n", need.Flag)
+	if need.Facility != "" {
+		fmt.Fprintf(w.out, "  skipped: needs %s\n", need.Text)
 	} else {
-		fmt.Fprintf(w.out, "  left out: the driver does not have %s\n", need.Text)
+		fmt.Fprintf(w.out, "  skipped: the driver does not have %s\n", need.Text)
 	}
 }
 
@@ -144,7 +144,7 @@ func (w *walk) row(step string, do func(*walked)) {
 }
 
 func (w *walk) up() {
-	c := w.Case
+	c := w.ruleRun
 	w.row(fmt.Sprintf("CreateVolume, %d MiB", c.run.cfg.Size/mib), func(v *walked) { v.volume = c.volume(kindOf(v.kind)) })
 	if c.has(attachVolume) {
 		w.row("ControllerPublishVolume", func(v *walked) { v.attach() })
@@ -181,7 +181,7 @@ func (w *walk) stageAndPublish() {
 		w.row(text, func(v *walked) {
 			req := v.publishRequest(pod)
 			req.Readonly = i > 0 && !v.isBlock() // a device is read-only for all or for none
-			step(w.Case, w.Node.NodePublishVolume, req)
+			step(w.ruleRun, w.Node.NodePublishVolume, req)
 		})
 	}
 }
@@ -209,9 +209,9 @@ func (w *walk) showMounts() {
 	fmt.Fprintln(w.out, "\nWhat is mounted")
 	t := tabwriter.NewWriter(w.out, 2, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "  DEVICE\tROOT\tTYPE\tACCESS\tMOUNTED AT")
-	for _, m := range mounts(w.Case.run.dir) {
+	for _, m := range mounts(w.ruleRun.run.dir) {
 		access, _, _ := strings.Cut(m.options, ",")
-		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", m.device, m.root, m.fsType, access, shorten(strings.TrimPrefix(m.point, w.Case.run.dir+"/")))
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\n", m.device, m.root, m.fsType, access, shorten(strings.TrimPrefix(m.point, w.ruleRun.run.dir+"/")))
 	}
 	_ = t.Flush() // as out has it
 }
@@ -228,7 +228,7 @@ func shorten(path string) string {
 }
 
 func (w *walk) kill() {
-	before := len(mounts(w.Case.run.dir))
+	before := len(mounts(w.ruleRun.run.dir))
 	begin := time.Now()
 	w.restart()
 	fmt.Fprintf(w.out, "  killed, and ready again after %.1f s\n", time.Since(begin).Seconds())
@@ -236,7 +236,7 @@ func (w *walk) kill() {
 	if !w.has(kernelView) {
 		return
 	}
-	if after := len(mounts(w.Case.run.dir)); after != before {
+	if after := len(mounts(w.ruleRun.run.dir)); after != before {
 		w.fail(fmt.Sprintf("%d mounts as before", before), "%d", after)
 	}
 	w.row("pod "+w.pods[len(w.pods)-1]+" reads the same", func(v *walked) { w.checkData(v, w.pods[len(w.pods)-1]) })
@@ -244,10 +244,10 @@ func (w *walk) kill() {
 }
 
 func (w *walk) expand() {
-	grown := 2 * w.Case.run.cfg.Size
-	looks := w.has(kernelView)
+	grown := 2 * w.ruleRun.run.cfg.Size
+	kernel := w.has(kernelView)
 	var writers []*writer
-	if looks {
+	if kernel {
 		w.row("pod a begins to write", func(v *walked) { writers = append(writers, w.startWriter(v)) })
 	}
 	defer func() {
@@ -256,11 +256,11 @@ func (w *walk) expand() {
 		}
 	}()
 	w.row(fmt.Sprintf("ControllerExpandVolume to %d MiB", grown/mib), func(v *walked) {
-		step(w.Case, w.Controller.ControllerExpandVolume, v.expandRequest(grown))
+		step(w.ruleRun, w.Controller.ControllerExpandVolume, v.expandRequest(grown))
 	})
 	if w.has(nodeExpandVolume) {
 		w.row("NodeExpandVolume", func(v *walked) {
-			a := send(w.Case, w.Node.NodeExpandVolume, v.nodeExpandRequest("a", grown))
+			a := send(w.ruleRun, w.Node.NodeExpandVolume, v.nodeExpandRequest("a", grown))
 			if v.later = a.is(codes.FailedPrecondition); v.later { // which is legal, and final
 				v.note = "later"
 				return
@@ -271,13 +271,13 @@ func (w *walk) expand() {
 			fmt.Fprintln(w.out, "    later: FAILED_PRECONDITION, the driver grows it when it is staged again")
 		}
 	}
-	if !looks {
+	if !kernel {
 		return
 	}
 	var notes []string
 	w.row("what pod a wrote meanwhile is there", func(v *walked) {
 		i := slices.Index(w.volumes, v)
-		written := writers[i].end(w.Case, !v.later)
+		written := writers[i].end(w.ruleRun, !v.later)
 		w.checkData(v, "a")
 		notes = append(notes, fmt.Sprintf("%s %.1f MiB", v.kind, float64(written)/mib))
 	})
@@ -298,7 +298,7 @@ func (w *walk) grown(v *walked, pod string) int64 {
 		w.fail("a volume with a size", "%v", err)
 	}
 	// A file system keeps a part of the device for itself.
-	if before := w.Case.run.cfg.Size; size <= max(before, 2*before*3/4) {
+	if before := w.ruleRun.run.cfg.Size; size <= max(before, 2*before*3/4) {
 		w.fail(fmt.Sprintf("a volume that has grown from %d to %d MiB", before/mib, 2*before/mib), "%d MiB", size/mib)
 	}
 	return size
@@ -324,7 +324,7 @@ func (w *walk) down() {
 				return
 			}
 			v.unstage().stage()
-			send(w.Case, w.Node.NodeExpandVolume, v.nodeExpandRequest("a", 2*w.Case.run.cfg.Size)) // as external-resizer's pods do
+			send(w.ruleRun, w.Node.NodeExpandVolume, v.nodeExpandRequest("a", 2*w.ruleRun.run.cfg.Size)) // as external-resizer's pods do
 			v.publish("a")
 			v.note = fmt.Sprintf("%d MiB", w.grown(v, "a")/mib)
 			w.checkData(v, "a")
@@ -342,7 +342,7 @@ func (w *walk) down() {
 		return
 	}
 	fmt.Fprintln(w.out, "\nWhat is left")
-	for _, m := range mounts(w.Case.run.dir) {
+	for _, m := range mounts(w.ruleRun.run.dir) {
 		w.error("no mount", "%s", m.point)
 	}
 	for _, v := range w.volumes {

@@ -76,7 +76,7 @@ func writeHTML(path string, r *csitest.Report) error {
 	return os.WriteFile(path, b.Bytes(), 0o644)
 }
 
-// rank puts first what is to be looked at.
+// rank puts failures first.
 func rank(x htmlRule) int {
 	return slices.Index([]csitest.Outcome{csitest.Broken, csitest.Failed, csitest.Passed, csitest.NotRun, csitest.DoesNotApply}, x.Outcome)
 }

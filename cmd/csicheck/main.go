@@ -1,5 +1,5 @@
-// Command csicheck finds what is wrong with a CSI driver that runs, in whatever
-// language it is written. csicheck -h says how.
+// Command csicheck checks a running CSI driver, written in any language. csicheck -h
+// explains how.
 package main
 
 import (
@@ -18,24 +18,28 @@ import (
 	"github.com/csikit/csikit/csitest"
 )
 
-const usage = `csicheck finds what is wrong with a CSI driver, by calling it as Kubernetes does.
+const usage = `csicheck checks a CSI driver, by calling it as Kubernetes does.
 
 Usage:
-  csicheck -endpoint unix:///run/csi/csi.sock            check a driver that runs
+  csicheck -endpoint unix:///run/csi/csi.sock            check a running driver
   csicheck -endpoint … -start './driver -endpoint …'     run the driver too; it is killed and started again
   csicheck -list                                         print the rules
-  csicheck explain RULE                                  what a rule wants, and why
+  csicheck explain RULE                                  what a rule demands, and why
   csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
-  csicheck -endpoint … walk [ext4 xfs block …]           lead a volume of each kind from CreateVolume to two pods
+  csicheck -endpoint … walk [ext4 xfs block …]           take a volume of each kind from CreateVolume to two pods
                                                          and back, and print how long each step took
   csicheck -endpoint … load [-volumes 100] [-clients 10] bring many volumes up and down, and print rates and latencies
   csicheck -endpoint … -start … torture [-duration 1m] [-kills N] [-seed N] [-workers 4]
                                                          kill -9 the driver at random moments under a mix of
-                                                         all RPCs, and check its promises and the data
+                                                         all RPCs, and check its answers and the data
 
-Volumes are made, written and deleted: use storage that nobody needs. All that is
-made has a name that begins with -prefix, and is removed in the end, also after Ctrl-C.
-Rules that look at mounts run as root on the driver's node.
+Volumes are created, written and deleted: use storage without data that matters.
+Everything created has a name that begins with -prefix, and is removed in the end, also
+after Ctrl-C. Rules that check mounts run as root on the driver's node.
+
+Harmless to the machine: hostile IDs and paths lead to canaries below -dir, and a canary
+that is removed or changed is the finding. What a bad driver does to its own storage is
+not contained.
 
 Exit status: 0 if no rule of level MUST failed, 1 if one did or something was left
 behind, 2 if the driver could not be checked.
@@ -69,6 +73,12 @@ type options struct {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
+	defer func() {
+		var foreign *csitest.ForeignVolumesError
+		if errors.As(err, &foreign) {
+			err = fmt.Errorf("%w, or give -foreign-volumes", err)
+		}
+	}()
 	var o options
 	fs := flag.NewFlagSet("csicheck", flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // errors are printed once, by main
@@ -83,6 +93,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	}
 	if o.rules != "" {
 		o.cfg.Rules = strings.Split(o.rules, ",")
+		if len(csitest.Rules(o.cfg.Rules...)) == 0 {
+			return false, fmt.Errorf("-rules %s selects no rule; csicheck -list prints them", o.rules)
+		}
 	}
 	rest := fs.Args()
 	switch {
@@ -117,25 +130,25 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&t.ControllerEndpoint, "controller-endpoint", "", "`address` of the controller plugin, if that is another process")
 	fs.StringVar(&o.start, "start", "", "`command` that runs the driver; its output is its log, and it is killed with -9 and started again")
 	fs.StringVar(&o.startController, "controller-start", "", "`command` that runs the controller plugin, if that is another process; -start runs the node plugin then")
-	fs.StringVar(&o.restart, "restart", "", "`command` that kills the driver that runs with -9 and starts it again")
-	fs.StringVar(&t.Log, "log", "", "`file` to which the driver that runs writes its log")
+	fs.StringVar(&o.restart, "restart", "", "`command` that kills the running driver with -9 and starts it again")
+	fs.StringVar(&t.Log, "log", "", "`file` to which the running driver writes its log")
 	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
-	fs.StringVar(&o.place, "second-topology", "", "`segment=value,…` of a place other than the node's where volumes can be made")
+	fs.StringVar(&o.place, "second-topology", "", "`segment=value,…` of a place other than the node's where volumes can be created")
 	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob (default: all)")
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
 	fs.StringVar(&o.html, "html", "", "`file` for the report as a page of HTML, with a timeline of the calls for each volume")
 	fs.BoolVar(&o.list, "list", false, "print the rules, those of -rules if there are any")
-	fs.BoolVar(&c.DryRun, "dry-run", false, "only ask the driver what it can do, and tell which rules would run")
-	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check although the driver has volumes already")
-	fs.StringVar(&c.Prefix, "prefix", "", "`text` that names of volumes and snapshots begin with (default: csicheck- and something random)")
-	fs.StringVar(&c.Dir, "dir", "", "`directory` for staging and target paths, which the driver sees under the same path (default: a temporary one)")
+	fs.BoolVar(&c.DryRun, "dry-run", false, "only read the capabilities of the driver, and list the rules that would run")
+	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check a driver that already has volumes")
+	fs.StringVar(&c.Prefix, "prefix", "", "`text` that names of volumes and snapshots begin with (default: csicheck- and random letters)")
+	fs.StringVar(&c.Dir, "dir", "", "`directory` for staging and target paths and canaries, which the driver sees under the same path (default: a temporary one)")
 	fs.Int64Var(&c.Size, "size", 1<<30, "`bytes` of a volume")
 	fs.StringVar(&c.FSType, "fs-type", "", "`name` of the file system of volumes (default: the driver's)")
 	fs.StringVar(&o.parameters, "parameters", "", "`key=value,…` for CreateVolume, as in a StorageClass")
 	fs.StringVar(&o.mutable, "mutable-parameters", "", "`key=value,…` that ControllerModifyVolume takes, as in a VolumeAttributesClass")
 	fs.StringVar(&o.secrets, "secrets", "", "`file` of JSON with the secrets for every RPC: {\"key\": \"value\"}")
-	fs.StringVar(&o.kernel, "kernel", "auto", "look at mounts: `yes`, no, or auto, which is yes for root and a unix socket on Linux")
+	fs.StringVar(&o.kernel, "kernel", "auto", "check mounts: `yes`, no, or auto, which is yes for root and a unix socket on Linux")
 }
 
 // finish turns the flags into a target and a config.
@@ -144,7 +157,7 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 		return errors.New("-endpoint is required, for instance -endpoint unix:///run/csi/csi.sock; see csicheck -h")
 	}
 	if o.start != "" && o.restart != "" {
-		return errors.New("-start runs the driver, -restart is for one that runs already: use one of them")
+		return errors.New("-start runs the driver, -restart is for one that is already running: use one of them")
 	}
 	if o.start != "" {
 		o.target.Start = func() *exec.Cmd { return exec.Command("/bin/sh", "-c", o.start) }

@@ -80,7 +80,7 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 			mark = paint("33;1", "FAILED SHOULD")
 		}
 		if x.Outcome == csitest.Broken {
-			mark = paint("35;1", "BROKEN (a mistake of csicheck)")
+			mark = paint("35;1", "BROKEN (a bug of csicheck)")
 		}
 		fmt.Fprintf(w, "%s %s\n  %s\n", mark, paint("1", x.Rule.ID), x.Rule.Title)
 		if x.Reason != "" {
@@ -103,18 +103,18 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 			should++
 		}
 	}
-	verdict := paint("32;1", "passed")
+	result := paint("32;1", "passed")
 	if !r.OK() {
-		verdict = paint("31;1", "failed")
+		result = paint("31;1", "failed")
 	}
 	if r.Interrupted {
-		verdict = paint("31;1", "interrupted")
+		result = paint("31;1", "interrupted")
 	}
 	if r.DryRun {
-		verdict = "dry run"
+		result = "dry run"
 	}
 	fmt.Fprintf(w, "%s %s: %s. %d rules passed, %d MUST and %d SHOULD failed, %d not run, %d do not apply; %d calls in %.1f s\n",
-		r.Driver.GetName(), r.Driver.GetVendorVersion(), verdict, len(r.With(csitest.Passed)), must, should,
+		r.Driver.GetName(), r.Driver.GetVendorVersion(), result, len(r.With(csitest.Passed)), must, should,
 		len(r.With(csitest.NotRun)), len(r.With(csitest.DoesNotApply)), len(r.Calls), r.Took.Seconds())
 }
 
@@ -124,8 +124,8 @@ func printNotRun(w io.Writer, r *csitest.Report) {
 	ids := map[string][]string{}
 	for _, x := range r.With(csitest.NotRun) {
 		reason := x.Reason
-		if x.Flag != "" {
-			reason += "; give " + x.Flag
+		if f := flags[x.Missing]; f != "" {
+			reason += "; give " + f
 		}
 		if ids[reason] == nil {
 			reasons = append(reasons, reason)
@@ -182,7 +182,7 @@ func writeJSON(path string, r *csitest.Report) error {
 	for _, x := range r.Results {
 		j := jsonRule{
 			ID: x.Rule.ID, Level: string(x.Rule.Level), Spec: x.Rule.Spec, Title: x.Rule.Title, Outcome: string(x.Outcome),
-			Reason: x.Reason, Flag: x.Flag, Seconds: x.Took.Seconds(), Calls: x.Calls,
+			Reason: x.Reason, Flag: flags[x.Missing], Seconds: x.Took.Seconds(), Calls: x.Calls,
 		}
 		for _, f := range x.Failures {
 			j.Failures = append(j.Failures, jsonFailure{Got: f.Got, Want: f.Want, Reproduce: f.Reproduce, Text: f.String()})
@@ -236,7 +236,7 @@ type junitSuite struct {
 func decimal(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), 'f', 6, 64) }
 
 // writeJUnit counts a SHOULD that failed as skipped, as JUnit has no warnings. Whatever else
-// keeps a report from being OK is a case of its own.
+// keeps a report from being OK is a separate case.
 func writeJUnit(path string, r *csitest.Report) error {
 	host, err := os.Hostname()
 	if err != nil {

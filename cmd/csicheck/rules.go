@@ -34,8 +34,8 @@ func explain(w io.Writer, args []string) error {
 		}
 		for _, n := range r.Needs {
 			fmt.Fprintf(w, "  %s", n.Text)
-			if n.Flag != "" {
-				fmt.Fprintf(w, " (%s)", n.Flag)
+			if f := flags[n.Facility]; f != "" {
+				fmt.Fprintf(w, " (%s)", f)
 			}
 			fmt.Fprintln(w)
 		}

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// walk leads volumes through their life and tells about it.
+// walk takes volumes through their lifecycle and prints each step.
 func (o *options) walk(ctx context.Context, kinds []string, stdout io.Writer) (ok bool, err error) {
 	report, err := csitest.Walk(ctx, o.target, o.cfg, kinds, stdout)
 	if err != nil {
@@ -27,8 +27,8 @@ func (o *options) load(ctx context.Context, args []string, stdout, stderr io.Wri
 	var l csitest.LoadConfig
 	fs := flag.NewFlagSet("load", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.IntVar(&l.Volumes, "volumes", 100, "`number` of volumes that are there at once")
-	fs.IntVar(&l.Clients, "clients", 10, "`number` of clients that call at once")
+	fs.IntVar(&l.Volumes, "volumes", 100, "`number` of volumes that exist at the same time")
+	fs.IntVar(&l.Clients, "clients", 10, "`number` of concurrent clients")
 	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || l.Volumes < 1 || l.Clients < 1 {
 		return false, fmt.Errorf("usage: csicheck -endpoint … load [-volumes 100] [-clients 10]")
 	}
@@ -83,10 +83,10 @@ func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.
 	var t csitest.TortureConfig
 	fs := flag.NewFlagSet("torture", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	fs.DurationVar(&t.Duration, "duration", 0, "how `long` (default: a minute, or without end if -kills is given)")
+	fs.DurationVar(&t.Duration, "duration", 0, "how `long` (default: a minute, or unlimited with -kills)")
 	fs.IntVar(&t.Kills, "kills", 0, "`number` of kills after which it ends")
-	fs.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "`number` that decides on what is done, and when")
-	fs.IntVar(&t.Workers, "workers", 4, "`number` of clients that call at once, each with volumes of its own")
+	fs.Uint64Var(&t.Seed, "seed", uint64(time.Now().UnixNano()), "`number` that determines what is done, and when")
+	fs.IntVar(&t.Workers, "workers", 4, "`number` of concurrent clients, each with its own volumes")
 	if err := fs.Parse(args); err != nil || fs.NArg() > 0 || t.Duration < 0 || t.Kills < 0 || t.Workers < 1 {
 		return false, fmt.Errorf("usage: csicheck -endpoint … -start '…' torture [-duration 1m] [-kills N] [-seed N] [-workers 4]")
 	}
@@ -115,20 +115,20 @@ func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.
 	}
 	tortureTable(stdout, report.Calls)
 	ok, err = o.finished(report, stdout)
-	verdict := "kept its promises"
+	result := "passed"
 	if !ok {
-		verdict = fmt.Sprintf("FAILED; torture -seed %d does it again", t.Seed)
+		result = fmt.Sprintf("FAILED; torture -seed %d repeats it", t.Seed)
 	}
-	fmt.Fprintf(stdout, "\n%s: %s\n", tortureText(last), verdict)
+	fmt.Fprintf(stdout, "\n%s: %s\n", tortureText(last), result)
 	return ok, err
 }
 
 func tortureText(p csitest.TortureProgress) string {
-	return fmt.Sprintf("%.0f s: killed %d times, %d calls, %d of them without an outcome, %d volumes came and went, data compared %d times, lists %d times",
+	return fmt.Sprintf("%.0f s: killed %d times, %d calls, %d of them without an outcome, %d volumes created and deleted, data compared %d times, lists %d times",
 		p.Elapsed.Seconds(), p.Kills, p.Calls, p.Interrupted, p.Lives, p.Checks, p.Audits)
 }
 
-// tortureTable tells what was called, and what came of it.
+// tortureTable prints the calls and their results.
 func tortureTable(stdout io.Writer, calls []*csitest.Call) {
 	type row struct{ calls, ok, unknown, refused int }
 	rows := map[string]*row{}

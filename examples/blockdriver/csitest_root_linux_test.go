@@ -47,12 +47,12 @@ func TestRules(t *testing.T) {
 				t.Errorf("left behind: %s", left)
 			}
 			for _, x := range report.With(csitest.NotRun) {
-				if split || x.Flag != "-controller-endpoint" {
+				if split || x.Missing != csitest.FacilityControllerEndpoint {
 					t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 				}
 			}
 			for _, x := range report.With(csitest.DoesNotApply) { // a refusal would be legal, and is not what is offered
-				if strings.Contains(x.Rule.ID, ".cut.") && !(split && x.Rule.ID == "group.cut.order") {
+				if strings.Contains(x.Rule.ID, ".point-in-time.") && !(split && x.Rule.ID == "group.point-in-time.order") {
 					t.Errorf("%s: %s", x.Rule.ID, x.Reason)
 				}
 			}

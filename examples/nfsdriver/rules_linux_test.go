@@ -44,7 +44,7 @@ func checkRules(t *testing.T, class map[string]string, size int64, role string, 
 		t.Errorf("left behind: %s", left)
 	}
 	for _, x := range report.With(csitest.NotRun) {
-		if x.Flag != "-controller-endpoint" {
+		if x.Missing != csitest.FacilityControllerEndpoint {
 			t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 		}
 	}

@@ -41,8 +41,8 @@ func growDisk(path string, size int64) error {
 	return unix.Mount("", path, "", unix.MS_REMOUNT, fmt.Sprintf("size=%d", size))
 }
 
-// giveTo gives the directory and all that is in it to the group.
-func giveTo(path string, gid int) error {
+// setGroup sets the group of the directory and of everything in it.
+func setGroup(path string, gid int) error {
 	return filepath.WalkDir(path, func(name string, e fs.DirEntry, err error) error {
 		if err != nil || e.Type() != 0 && !e.IsDir() {
 			return err

@@ -12,6 +12,6 @@ func Unbind(string) error { return errors.ErrUnsupported }
 
 func mountDisk(string, int64) error { return errors.ErrUnsupported }
 func growDisk(string, int64) error  { return errors.ErrUnsupported }
-func giveTo(string, int) error      { return errors.ErrUnsupported }
+func setGroup(string, int) error    { return errors.ErrUnsupported }
 
 func usage(string) (total, available int64, err error) { return 0, 0, errors.ErrUnsupported }

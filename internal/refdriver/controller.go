@@ -246,7 +246,7 @@ func (d *Driver) attachedTo(node string) (n int) {
 	return n
 }
 
-// fits tells whether the volume was made for such a use.
+// fits reports whether the volume was created for such a use.
 func (v *volume) fits(c *csi.VolumeCapability, otherwise codes.Code) error {
 	if v.isBlock() != (c.GetBlock() != nil) {
 		return status.Error(otherwise, "the volume was made for the other access type")
@@ -328,8 +328,8 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 	}, nil
 }
 
-// cut takes the snapshot.
-func (d *Driver) cut(name string, v *volume) *snapshot {
+// takeSnapshot records a new snapshot.
+func (d *Driver) takeSnapshot(name string, v *volume) *snapshot {
 	s := &snapshot{name: name, Snapshot: &csi.Snapshot{
 		SnapshotId: d.newID("snapshot"), SourceVolumeId: v.GetVolumeId(), SizeBytes: v.GetCapacityBytes(),
 		CreationTime: timestamppb.Now(), ReadyToUse: true,
@@ -352,7 +352,7 @@ func (d *Driver) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotReques
 	if v == nil {
 		return nil, notFound("volume", req.GetSourceVolumeId())
 	}
-	s := d.cut(req.GetName(), v)
+	s := d.takeSnapshot(req.GetName(), v)
 	return &csi.CreateSnapshotResponse{Snapshot: s.Snapshot}, d.copyData(v.GetVolumeId(), s.GetSnapshotId())
 }
 

@@ -113,7 +113,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		// tmpfs has no mount option for the group of all files: each publish changes
 		// the group of those that are there, as kubelet does for other drivers.
 		if gid, noGroup := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); noGroup == nil && !req.GetReadonly() {
-			err = giveTo(req.GetStagingTargetPath(), gid)
+			err = setGroup(req.GetStagingTargetPath(), gid)
 		}
 		if err == nil {
 			err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
@@ -210,7 +210,7 @@ func (d *Driver) NodeGetStorageHealth(context.Context, *csi.NodeGetStorageHealth
 // data is where the files of a volume lie.
 func (d *Driver) data(id string) string { return filepath.Join(d.Dir, id) }
 
-// mounts tells whether the volume is mounted for real.
+// mounts reports whether the volume is mounted for real.
 func (d *Driver) mounts(v *volume) bool { return d.Dir != "" && !v.isBlock() }
 
 func (d *Driver) makeData(v *volume) error {
@@ -225,7 +225,7 @@ func (d *Driver) makeData(v *volume) error {
 }
 
 // copyData copies the data of one ID to another, for every pair of IDs, as it was at one
-// moment: what does not read the same twice is copied again.
+// point in time: what does not read the same twice is copied again.
 func (d *Driver) copyData(pairs ...string) error {
 	for again := d.Dir != ""; again; {
 		again = false
@@ -245,7 +245,7 @@ func (d *Driver) copyData(pairs ...string) error {
 	return nil
 }
 
-// sameData tells whether the files of a are in b, too.
+// sameData reports whether the files of a are in b, too.
 func sameData(a, b string) bool {
 	files, err := os.ReadDir(a)
 	for _, f := range files {

@@ -1,5 +1,5 @@
-// Package refdriver is a small CSI driver that keeps every rule and has every
-// capability, on no storage at all. Tests of checkers break it, one rule at a
+// Package refdriver is a small CSI driver that passes every rule and has every
+// capability, without storage. Tests of checkers break it, one rule at a
 // time, by interceptors.
 package refdriver
 
@@ -30,15 +30,15 @@ const (
 
 // A Driver is one process of the driver. Its State outlives it.
 type Driver struct {
-	// Validate judges requests; csispec.Validate is meant.
+	// Validate checks requests, as csispec.Validate does.
 	Validate func(proto.Message) error
 	// Dir is where file system volumes lie that are mounted for real. Empty: none
 	// is, targets are plain directories and files.
 	Dir string
-	// Copied is told of every copy of data that was made, by the names of the two
-	// directories below Dir: a volume's or a snapshot's ID. Nil: nobody.
+	// Copied, if set, is called after every copy of data, with the names of the two
+	// directories below Dir: a volume's or a snapshot's ID.
 	Copied func(from, to string)
-	// Log is told of every error. Nil: nobody.
+	// Log, if set, is called with every error.
 	Log func(string)
 
 	*State
@@ -185,10 +185,10 @@ func (s *State) newID(kind string) string {
 
 func notFound(kind, id string) error { return status.Errorf(codes.NotFound, "no %s %q", kind, id) }
 
-// sorted gives the values in the order of their IDs, to be paged through.
+// sorted returns the IDs in order, to be paged through.
 func sorted[T any](m map[string]T) (ids []string) { return slices.Sorted(maps.Keys(m)) }
 
-// page cuts a sorted list of IDs; the token is the last one of the page before.
+// page returns a part of a sorted list of IDs; the token is the last one of the page before.
 func page(ids []string, token string, most int32) (some []string, next string, err error) {
 	if token != "" {
 		last, found := strings.CutPrefix(token, "after-")
@@ -254,7 +254,7 @@ func (d *Driver) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVol
 	}}
 	var copies []string
 	for _, id := range req.GetSourceVolumeIds() {
-		s := d.cut(fmt.Sprintf("%s of %s", req.GetName(), id), d.volumes[id])
+		s := d.takeSnapshot(fmt.Sprintf("%s of %s", req.GetName(), id), d.volumes[id])
 		s.GroupSnapshotId = g.GetGroupSnapshotId()
 		g.Snapshots = append(g.Snapshots, s.Snapshot)
 		copies = append(copies, id, s.GetSnapshotId())

@@ -14,7 +14,7 @@ import (
 // What can be seen of the driver's processes from the same node.
 
 // driverProcess: the process behind the socket is on this node.
-var driverProcess = Need{"a driver on this node, behind a unix socket", "-endpoint unix:///…", func(r *run) bool { return len(r.pids()) > 0 }}
+var driverProcess = Need{"a driver on this node, behind a unix socket", FacilityLocalSocket, func(r *run) bool { return len(r.pids()) > 0 }}
 
 // sockets are the paths of the endpoints.
 func (r *run) sockets() (paths []string) {
@@ -37,7 +37,7 @@ func (r *run) pids() (pids []int) {
 	return pids
 }
 
-// foreign tells whether none of them is this process.
+// foreign reports whether none of them is this process.
 func (r *run) foreign() bool { return !slices.Contains(r.pids(), os.Getpid()) }
 
 // family are the driver's processes and those below them.
@@ -66,8 +66,8 @@ func (r *run) family() map[int]bool {
 	return family
 }
 
-// watchArguments looks at the arguments of the driver's processes until it is told to
-// stop, and gives those that have the secret.
+// watchArguments polls the arguments of the driver's processes until stop is closed, and
+// returns those that contain the secret.
 func (r *run) watchArguments(secret string, stop chan struct{}) string {
 	for {
 		for pid := range r.family() {
@@ -171,7 +171,7 @@ func (n inventory) grownSince(before inventory, much int) string {
 }
 
 // besides are the names in the directory of a socket.
-func besides(dir string) (names []string) {
+func siblings(dir string) (names []string) {
 	entries, _ := os.ReadDir(dir)
 	for _, e := range entries {
 		if e.Type()&fs.ModeSocket == 0 {
@@ -181,10 +181,10 @@ func besides(dir string) (names []string) {
 	return names
 }
 
-// noteBesides remembers what was there before.
-func (r *run) noteBesides() {
-	r.besides = map[string][]string{}
+// noteSiblings remembers what was there before.
+func (r *run) noteSiblings() {
+	r.siblings = map[string][]string{}
 	for _, s := range r.sockets() {
-		r.besides[filepath.Dir(s)] = besides(filepath.Dir(s))
+		r.siblings[filepath.Dir(s)] = siblings(filepath.Dir(s))
 	}
 }

@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// The steps that only ask, and the last ones.
+// The steps that only read, and the last ones.
 
-// lookAt asks for all about one volume.
-func (w *worker) lookAt(v *subject) {
+// verifyVolume reads everything about one volume.
+func (w *worker) verifyVolume(v *subject) {
 	if w.c.has(getVolume) {
 		a := again(w, w.c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: v.id})
 		got := a.Resp.GetVolume().GetCapacityBytes()
@@ -21,7 +21,7 @@ func (w *worker) lookAt(v *subject) {
 		}
 	}
 	if a := again(w, w.c.Controller.ValidateVolumeCapabilities, v.validateRequest()); a.Resp.GetConfirmed() == nil {
-		a.wrong("confirmed: the volume was made so")
+		a.wrong("confirmed: the volume was created so")
 	}
 	if w.c.has(volumeHealth) {
 		again(w, w.c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: v.id})
@@ -37,9 +37,9 @@ func (w *worker) lookAt(v *subject) {
 	}
 }
 
-// lookAround asks for what is about no volume in particular. Other workers change the
+// verifyLists reads what is about no volume in particular. Other workers change the
 // lists meanwhile: an audit compares them.
-func (w *worker) lookAround() {
+func (w *worker) verifyLists() {
 	n := int32(1 + w.random.IntN(4))
 	if w.c.has(listVolumes) {
 		w.pages(func(token string, also ...codes.Code) (string, error) {
@@ -77,7 +77,7 @@ func (w *worker) lookAround() {
 }
 
 // pages reads a list to its end. ABORTED in the middle is for a token that is no longer
-// known, and then the list begins anew.
+// known, and then the list starts over.
 func (w *worker) pages(page func(token string, also ...codes.Code) (next string, err error)) {
 	for range 10 {
 		for token, n := "", 0; ; n++ {
@@ -99,9 +99,9 @@ func (w *worker) pages(page func(token string, also ...codes.Code) (next string,
 	}
 }
 
-// lookAtCut asks for a snapshot, for all of its volume, and for its group. None of them
-// is anybody else's.
-func (w *worker) lookAtCut(s *cut) {
+// verifySnapshot reads a snapshot, all of its volume, and its group, which no other worker
+// changes.
+func (w *worker) verifySnapshot(s *snap) {
 	id := s.made.GetSnapshotId()
 	if w.c.has(getSnapshot) {
 		a := again(w, w.c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: id})
@@ -115,7 +115,7 @@ func (w *worker) lookAtCut(s *cut) {
 		for _, e := range a.Resp.GetEntries() {
 			got = append(got, e.GetSnapshot().GetSnapshotId())
 		}
-		for _, o := range w.cuts() {
+		for _, o := range w.snaps() {
 			if o.source.id == s.source.id {
 				want = append(want, o.made.GetSnapshotId())
 			}
@@ -131,7 +131,7 @@ func (w *worker) lookAtCut(s *cut) {
 		}
 	}
 	for _, g := range w.groups {
-		if slices.Contains(g.cuts, s) {
+		if slices.Contains(g.snaps, s) {
 			a := again(w, w.c.Group.GetVolumeGroupSnapshot, getGroupRequest(g.made))
 			if !sameIDs(members(a.Resp.GetGroupSnapshot()), members(g.made)) {
 				a.wrong("the snapshots %v", members(g.made))
@@ -140,7 +140,7 @@ func (w *worker) lookAtCut(s *cut) {
 	}
 }
 
-// staysAway: what was deleted is deleted, whoever asks for it.
+// staysAway checks that a deleted volume stays deleted.
 func (w *worker) staysAway(id string) {
 	if w.c.has(getVolume) {
 		if a := again(w, w.c.Controller.ControllerGetVolume, &csi.ControllerGetVolumeRequest{VolumeId: id}, codes.NotFound); a.Err == nil {
@@ -152,11 +152,11 @@ func (w *worker) staysAway(id string) {
 
 // readMetadata: the blocks of a snapshot, and those that differ from another one of the
 // volume, have all that was written on a device.
-func (w *worker) readMetadata(s *cut) {
+func (w *worker) readMetadata(s *snap) {
 	w.covers(s, &past{}, func() ([]*csi.BlockMetadata, error) {
 		return w.c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: s.made.GetSnapshotId(), MaxResults: int32(w.n % 3)})
 	})
-	for _, base := range w.cuts() {
+	for _, base := range w.snaps() {
 		if base != s && base.source == s.source && base.made.GetCreationTime().AsTime().Before(s.made.GetCreationTime().AsTime()) {
 			w.covers(s, base.data, func() ([]*csi.BlockMetadata, error) {
 				return w.c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base.made.GetSnapshotId(), TargetSnapshotId: s.made.GetSnapshotId()})
@@ -166,7 +166,7 @@ func (w *worker) readMetadata(s *cut) {
 	}
 }
 
-func (w *worker) covers(s *cut, base *past, read func() ([]*csi.BlockMetadata, error)) {
+func (w *worker) covers(s *snap, base *past, read func() ([]*csi.BlockMetadata, error)) {
 	var blocks []*csi.BlockMetadata
 	for kills := w.kills.Load(); ; {
 		var err error
@@ -215,7 +215,7 @@ func (w *worker) readAll() {
 	for _, v := range slices.Clone(w.volumes) {
 		w.readOnce(v)
 	}
-	for _, s := range w.cuts() {
+	for _, s := range w.snaps() {
 		w.restore(s)
 		v := w.volumes[len(w.volumes)-1]
 		w.readOnce(v)
@@ -234,7 +234,7 @@ func (w *worker) readOnce(v *subject) {
 	w.bottom(v)
 }
 
-// deleteAll deletes everything, what was made of others first where that is asked for.
+// deleteAll deletes everything, dependents first where that is asked for.
 func (w *worker) deleteAll() {
 	for _, v := range w.volumes {
 		w.bottom(v)
@@ -245,7 +245,7 @@ func (w *worker) deleteAll() {
 			w.delete(v)
 		}
 		for _, s := range slices.Backward(slices.Clone(w.snapshots)) {
-			w.deleteCut(s)
+			w.deleteSnapshot(s)
 		}
 		for _, g := range slices.Backward(slices.Clone(w.groups)) {
 			w.deleteGroup(g)
@@ -254,7 +254,7 @@ func (w *worker) deleteAll() {
 		case 0:
 			return
 		case before:
-			w.c.fail("everything deleted, what was made of others first", "%d volumes, %d snapshots and %d groups cannot be deleted", len(w.volumes), len(w.snapshots), len(w.groups))
+			w.c.fail("everything deleted, dependents first", "%d volumes, %d snapshots and %d groups cannot be deleted", len(w.volumes), len(w.snapshots), len(w.groups))
 		}
 	}
 }

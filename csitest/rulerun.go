@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Case is one run of a rule: the driver's services, and what a rule does with
+// A ruleRun is one run of a rule: the driver's services, and what a rule does with
 // them.
-type Case struct {
+type ruleRun struct {
 	Identity   csi.IdentityClient // of the endpoint
 	Controller csi.ControllerClient
 	Group      csi.GroupControllerClient
@@ -32,7 +32,7 @@ type Case struct {
 	ledger *ledger
 	n      int // of the case in the run
 	names  int
-	lost   atomic.Bool // a call found nobody, or no answer
+	lost   atomic.Bool // a call could not connect, or got no answer
 	// planted goes into every request that has a field for secrets, under plantedKey.
 	planted string
 	// streamed is the volume_capacity_bytes of the last stream that was read.
@@ -42,7 +42,7 @@ type Case struct {
 	failures []Failure
 }
 
-// A Failure is one breach of a rule.
+// A Failure is one violation of a rule.
 type Failure struct {
 	Call      *Call  // nil if no single call shows it
 	Want      string // in words
@@ -53,8 +53,8 @@ type Failure struct {
 // stop ends the function of a rule; the runner recovers it.
 type stop struct{ excuse string }
 
-// clients gives the services through connections that record for c.
-func (c *Case) clients(cleanup bool) {
+// clients sets the services, through connections that record for c.
+func (c *ruleRun) clients(cleanup bool) {
 	node := &conn{to: c.run.node, endpoint: c.run.target.Endpoint, c: c, cleanup: cleanup}
 	controller := node
 	if c.run.controller != c.run.node {
@@ -66,30 +66,34 @@ func (c *Case) clients(cleanup bool) {
 }
 
 // context ends when the rule's time is over or the run is interrupted.
-func (c *Case) context() context.Context { return c.ctx }
+func (c *ruleRun) context() context.Context { return c.ctx }
 
 // fail ends the rule: it is broken, for a reason that no single call shows.
-func (c *Case) fail(want, got string, args ...any) {
+func (c *ruleRun) fail(want, got string, args ...any) {
 	c.error(want, got, args...)
 	panic(stop{})
 }
 
-// error is fail that goes on.
-func (c *Case) error(want, got string, args ...any) { c.breach(nil, want, fmt.Sprintf(got, args...)) }
+// error records a failure without ending the rule.
+func (c *ruleRun) error(want, got string, args ...any) {
+	c.breach(nil, want, fmt.Sprintf(got, args...))
+}
 
 // excuse ends the rule: the driver need not offer what the rule is about.
-func (c *Case) excuse(format string, args ...any) { panic(stop{excuse: fmt.Sprintf(format, args...)}) }
+func (c *ruleRun) excuse(format string, args ...any) {
+	panic(stop{excuse: fmt.Sprintf(format, args...)})
+}
 
-func (c *Case) breach(call *Call, want, got string) {
+func (c *ruleRun) breach(call *Call, want, got string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.failures = append(c.failures, Failure{Call: call, Want: want, Got: got, Reproduce: c.reproduce(call)})
 }
 
-// reproduce is the call itself if nothing had to come before it.
-func (c *Case) reproduce(call *Call) string {
+// reproduce returns a command: the call itself, unless something has to come before it.
+func (c *ruleRun) reproduce(call *Call) string {
 	ids := c.rule.ID
-	if call != nil && call.Rule != c.rule.ID && call.Rule != "" { // of a judge
+	if call != nil && call.Rule != c.rule.ID && call.Rule != "" { // of a rule that checks the calls of others
 		ids = call.Rule + "," + ids
 	}
 	if call != nil && call.Rule != "" && !call.needsMore() {
@@ -99,32 +103,32 @@ func (c *Case) reproduce(call *Call) string {
 	return fmt.Sprintf("%s -rules %s", c.run.cfg.Command, ids)
 }
 
-// needsMore tells whether the call is about something that has to be made first.
+// needsMore reports whether the call is about something that has to be created first.
 func (c *Call) needsMore() bool {
 	return c.Request == nil || c.Volume != "" || len(requestJSON(c.Request)) > 500
 }
 
-// An answer is what an RPC came to.
+// An answer is the result of an RPC.
 type answer[Resp any] struct {
 	*Call
-	c    *Case
+	c    *ruleRun
 	Resp *Resp
 	Err  error
 }
 
 // send calls an RPC: send(c, c.Node.NodeStageVolume, req).
-func send[Req, Resp any](c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
+func send[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
 	return sendCtx(c.ctx, c, rpc, req)
 }
 
 // sendCtx is send with a context of the rule's own, such as one to be cancelled.
-func sendCtx[Req, Resp any](ctx context.Context, c *Case, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
+func sendCtx[Req, Resp any](ctx context.Context, c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) answer[Resp] {
 	ctx, call := withCall(ctx)
 	resp, err := rpc(ctx, req)
 	return answer[Resp]{Call: *call, c: c, Resp: resp, Err: err}
 }
 
-// ok demands success, and gives the response.
+// ok demands success, and returns the response.
 func (a answer[Resp]) ok() *Resp {
 	a.wants(codes.OK)
 	return a.Resp
@@ -137,7 +141,7 @@ func (a answer[Resp]) wants(want ...codes.Code) {
 	}
 }
 
-// is tells whether the code is one of these.
+// is reports whether the code is one of these.
 func (a answer[Resp]) is(want ...codes.Code) bool { return slices.Contains(want, a.Code()) }
 
 // wrong ends the rule: the answer is not what want says in words.
@@ -155,7 +159,7 @@ func wantText(want []codes.Code) string {
 }
 
 // invoke calls an RPC by its full name.
-func (c *Case) invoke(method string, req, resp proto.Message) answer[proto.Message] {
+func (c *ruleRun) invoke(method string, req, resp proto.Message) answer[proto.Message] {
 	to, endpoint := c.run.controller, c.run.target.ControllerEndpoint
 	if strings.HasPrefix(method, "/csi.v1.Node/") || c.run.controller == c.run.node {
 		to, endpoint = c.run.node, c.run.target.Endpoint
@@ -166,19 +170,19 @@ func (c *Case) invoke(method string, req, resp proto.Message) answer[proto.Messa
 }
 
 // name is a new one, with the run's prefix.
-func (c *Case) name() string {
+func (c *ruleRun) name() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.names++
 	return fmt.Sprintf("%s-%d-%d", c.run.cfg.Prefix, c.n, c.names)
 }
 
-// has tells whether a need is met, for a rule that does more for drivers that can.
-func (c *Case) has(n Need) bool { return n.met(c.run) }
+// has reports whether a need is met, for a rule that does more for drivers that can.
+func (c *ruleRun) has(n Need) bool { return n.met(c.run) }
 
-// parallel runs f n times at once and waits. A failure in one of them ends the
+// parallel runs f n times concurrently and waits. A failure in one of them ends the
 // rule when all have ended.
-func (c *Case) parallel(n int, f func(i int)) {
+func (c *ruleRun) parallel(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	panics := make([]any, n)
 	for i := range n {

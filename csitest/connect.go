@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,7 @@ import (
 
 // connect starts the driver, if that is asked for, and waits until it is ready.
 func (r *run) connect(ctx context.Context) error {
-	r.noteBesides()
+	r.noteSiblings()
 	for _, command := range []func() *exec.Cmd{r.target.Start, r.target.StartController} {
 		if command == nil {
 			continue
@@ -47,7 +48,7 @@ func (r *run) connect(ctx context.Context) error {
 	return r.ready(ctx)
 }
 
-// dial makes a connection that comes back soon after the driver does, and on which
+// dial returns a connection that reconnects soon after a restart of the driver, and on which
 // a call lasts no longer than kubelet's.
 func dial(endpoint string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	cc, err := grpc.NewClient(endpoint, append(opts,
@@ -105,21 +106,21 @@ func (r *run) ready(ctx context.Context) error {
 	return nil
 }
 
-// exited is an error if a process that was started here is no more.
+// exited returns an error if a process that was started here has exited.
 func (r *run) exited() error {
 	for _, p := range r.processes {
 		select {
 		case <-p.exited:
-			return fmt.Errorf("csitest: the driver has exited: %w; its last words:\n%s", p.err, p.lastWords())
+			return fmt.Errorf("csitest: the driver has exited: %w; the end of its log:\n%s", p.err, p.logTail())
 		default:
 		}
 	}
 	return nil
 }
 
-// revive starts a driver anew that died or went mute during the case, which is the
-// case's fault.
-func (r *run) revive(ctx context.Context, c *Case) {
+// restartIfLost restarts a driver that exited or stopped answering during the rule, which
+// is a failure of the rule.
+func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -130,7 +131,7 @@ func (r *run) revive(ctx context.Context, c *Case) {
 	if err == nil {
 		return
 	}
-	c.error("the driver runs on, and answers", "%v", err)
+	c.error("the driver keeps running, and answers", "%v", err)
 	if restartable.met(r) {
 		if err := r.restart(ctx); err != nil {
 			c.error("the driver starts again", "%v", err)
@@ -138,7 +139,7 @@ func (r *run) revive(ctx context.Context, c *Case) {
 	}
 }
 
-// answers tells whether the driver still does, which takes it a moment under load.
+// answers reports whether the driver still does, which takes some time under load.
 func (r *run) answers(ctx context.Context) error {
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
 		if err := r.exited(); err != nil {
@@ -184,14 +185,14 @@ func (r *run) bounce(ctx context.Context, processes []*process) error {
 }
 
 // restart kills the driver with -9, starts it again and waits until it is ready.
-func (c *Case) restart() {
+func (c *ruleRun) restart() {
 	if err := c.run.restart(c.ctx); err != nil {
 		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
 	}
 }
 
 // log is what the driver has logged since the run began.
-func (c *Case) log() []byte {
+func (c *ruleRun) log() []byte {
 	if len(c.run.processes) > 0 {
 		var all []byte
 		for _, p := range c.run.processes {
@@ -271,16 +272,23 @@ func (r *run) refuseForeign(ctx context.Context) error {
 	for _, e := range list.GetEntries() {
 		ids = append(ids, e.GetVolume().GetVolumeId())
 	}
-	n := len(ids)
-	if n > 5 {
-		ids = append(ids[:5], "…")
-	}
-	return fmt.Errorf("csitest: the driver has %d volumes already (%s): refused, lest they come to harm; "+
-		"use other storage, or say -foreign-volumes", n, strings.Join(ids, ", "))
+	return &ForeignVolumesError{VolumeIDs: ids}
 }
 
-// offers tells whether volumes of that kind can be made. It is tried once, and the
-// answer is remembered; who asks meanwhile waits for it.
+// A ForeignVolumesError is returned for a driver that has volumes already, unless
+// [Config.ForeignVolumes] is set.
+type ForeignVolumesError struct{ VolumeIDs []string }
+
+func (e *ForeignVolumesError) Error() string {
+	some := e.VolumeIDs
+	if len(some) > 5 {
+		some = append(slices.Clone(some[:5]), "…")
+	}
+	return fmt.Sprintf("csitest: the driver already has %d volumes (%s), which a run could damage: use other storage", len(e.VolumeIDs), strings.Join(some, ", "))
+}
+
+// offers reports whether volumes of that kind can be created. It is tried once, and the
+// answer is remembered; concurrent callers wait for it.
 func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 	kind := capability(r)
 	r.offering.Lock()
@@ -306,7 +314,7 @@ func (r *run) validate(m proto.Message) []csispec.Violation {
 	return violations(csispec.Validate(m, r.validation...))
 }
 
-// close ends the processes that were started here, and tells how they went.
+// close ends the processes that were started here, and reports how they exited.
 func (r *run) close() (stopped []string) {
 	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {
 		if cc != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A usage is what statfs tells.
+// A usage is what statfs returns.
 type usage struct{ total, available, inodes, freeInodes int64 }
 
 func statfs(path string) (usage, error) {

@@ -74,7 +74,7 @@ func (j journal) newest() (last uint64, err error) {
 // journals are two: a record goes to the first, and then to the second.
 type journals [2]journal
 
-// write goes on until stop; ready tells that the rings are full.
+// write continues until stop; ready is closed when the rings are full.
 func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
 	var files [2]*os.File
 	for i := range j {
@@ -103,7 +103,7 @@ func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
 }
 
 // during runs f while the journals are written.
-func (c *Case) during(j *journals, f func()) {
+func (c *ruleRun) during(j *journals, f func()) {
 	stop, ready, done := new(atomic.Bool), make(chan struct{}), make(chan error, 1)
 	go func() { done <- j.write(stop, ready) }()
 	end := func() error { stop.Store(true); return <-done }
@@ -124,8 +124,8 @@ func (c *Case) during(j *journals, f func()) {
 	}
 }
 
-// inOrder demands that copies of the journals are of one moment.
-func (c *Case) inOrder(j journals) {
+// inOrder demands that copies of the journals are of one point in time.
+func (c *ruleRun) inOrder(j journals) {
 	first, err := j[0].newest()
 	second, err2 := j[1].newest()
 	switch err = errors.Join(err, err2); {
@@ -140,22 +140,22 @@ func (c *Case) inOrder(j journals) {
 	}
 }
 
-// notInUse ends the rule if that is the answer: who cannot make one cut of volumes that
-// are written refuses, and no CO gets a mixture.
-func (c *Case) notInUse(call *Call) {
+// notInUse ends the rule if that is the answer: a driver that cannot copy volumes in use
+// at one point in time refuses, and the CO gets no inconsistent copy.
+func (c *ruleRun) notInUse(call *Call) {
 	if call.Code() == codes.FailedPrecondition {
 		c.excuse("no copy is made of what is in use: %s", call.responseText())
 	}
 }
 
-var cutRules = []Rule{
+var consistencyRules = []Rule{
 	{
-		ID: "snapshot.cut.order", Level: Must, Spec: "CreateSnapshot",
-		Title: "a snapshot that is taken while the volume is written is of one moment",
-		Why: "A database can be restored from a moment, as after a power cut, and not from a mixture of moments. Records are written to two " +
+		ID: "snapshot.point-in-time.order", Level: Must, Spec: "CreateSnapshot",
+		Title: "a snapshot that is taken while the volume is written is crash-consistent: of one point in time",
+		Why: "A database recovers from a point in time, as after a power failure, and not from a mixture of several. Records are written to two " +
 			"places by turns, each on the disk before the next, while the snapshot is taken; it must hold a beginning of them.",
 		Needs: needs(createVolume, createSnapshot, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			j := journals{{path: v.disk("a")}, {path: v.disk("a"), at: ringSize}}
 			for range 3 {
@@ -172,12 +172,12 @@ var cutRules = []Rule{
 		},
 	},
 	{
-		ID: "group.cut.order", Level: Must, Spec: "CreateVolumeGroupSnapshot",
-		Title: "the snapshots of a group are of one moment",
-		Why: "A database with its log on another volume cannot be restored from two moments. Records are written to two volumes by turns, " +
+		ID: "group.point-in-time.order", Level: Must, Spec: "CreateVolumeGroupSnapshot",
+		Title: "the snapshots of a group are of one point in time",
+		Why: "A database with its log on another volume cannot be restored from two points in time. Records are written to two volumes by turns, " +
 			"each on the disk before the next, while the group is taken.",
 		Needs: needs(createVolume, createSnapshot, groupService, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume().up("a"), c.volume().up("a2")
 			j := journals{{path: one.disk("a")}, {path: two.disk("a2")}}
 			for range 3 {
@@ -201,11 +201,11 @@ var cutRules = []Rule{
 		},
 	},
 	{
-		ID: "clone.cut.order", Level: Should, Spec: "CreateVolume",
-		Title: "a clone of a volume that is written is of one moment",
-		Why:   "A clone that is a mixture of moments holds a file system that no crash could have left. Kubernetes clones volumes that are in use.",
+		ID: "clone.point-in-time.order", Level: Should, Spec: "CreateVolume",
+		Title: "a clone of a volume that is written is crash-consistent: of one point in time",
+		Why:   "A clone that mixes several points in time holds a file system that no crash could have left. Kubernetes clones volumes that are in use.",
 		Needs: needs(createVolume, cloneVolume, nodeService, kernelView),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			j := journals{{path: v.disk("a")}, {path: v.disk("a"), at: ringSize}}
 			var clone *volume

@@ -43,7 +43,7 @@ func mountsAt(path string) (some []mount) {
 	return some
 }
 
-// has tells whether a mount option is set.
+// has reports whether a mount option is set.
 func (m mount) has(option string) bool {
 	for o := range strings.SplitSeq(m.options, ",") {
 		if o == option {
@@ -71,7 +71,7 @@ func deviceAt(path string) device {
 	return device{number: number, seq: strings.TrimSpace(string(seq))}
 }
 
-// attached tells whether the device is still there.
+// attached reports whether the device is still there.
 func (d device) attached() bool {
 	if d.number == "" {
 		return false
@@ -82,7 +82,7 @@ func (d device) attached() bool {
 	return err == nil && strings.TrimSpace(string(seq)) == d.seq && strings.TrimSpace(string(size)) != "0"
 }
 
-// goneSoon waits a moment for the device to go, as udev may hold it open.
+// goneSoon waits up to 5 s for the device to go, because udev may hold it open.
 func (d device) goneSoon() bool {
 	for range 50 {
 		if !d.attached() {
@@ -103,14 +103,14 @@ func (d device) String() string {
 }
 
 // write makes a file durable, or fails the rule.
-func (c *Case) write(path string, data []byte) {
+func (c *ruleRun) write(path string, data []byte) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err == nil {
 		_, err = f.Write(data)
 		err = errors.Join(err, f.Sync(), f.Close())
 	}
 	if err != nil {
-		c.fail("a volume that can be written", "%v", err)
+		c.fail("a writable volume", "%v", err)
 	}
 }
 

@@ -25,7 +25,7 @@ func newProcess(command func() *exec.Cmd) *process { return &process{command: co
 
 func (p *process) start() error {
 	// A file, not a pipe: what the driver has started and what outlives it, such as the
-	// server of a FUSE file system, may hold it open and go on to write.
+	// server of a FUSE file system, may hold it open and write more.
 	if p.log == nil {
 		log, err := os.CreateTemp("", "csitest")
 		if err != nil {
@@ -65,10 +65,10 @@ func (p *process) kill() {
 	}
 	killGroup(p.cmd)
 	<-p.exited
-	awaitGroup(p.cmd, 2*time.Second) // dead already, but perhaps not gone
+	awaitGroup(p.cmd, 2*time.Second) // killed, but perhaps not reaped
 }
 
-// stop lets the process end by itself first, and tells how that went.
+// stop terminates the process gracefully first, and reports how that went.
 func (p *process) stop() string {
 	defer func() {
 		_ = p.log.Close()
@@ -91,10 +91,10 @@ func (p *process) stop() string {
 	case <-time.After(stopTimeout):
 		p.kill()
 	}
-	return fmt.Sprintf("killed: it did not end within %v of SIGTERM", stopTimeout)
+	return fmt.Sprintf("killed: it did not exit within %v of SIGTERM", stopTimeout)
 }
 
-// logs tells whether all that the driver prints is in its log.
+// logs reports whether all that the driver prints is in its log.
 func (p *process) logs() bool { return p.cmd.Stdout == p.log && p.cmd.Stderr == p.log }
 
 // output is what the driver has printed.
@@ -106,8 +106,8 @@ func (p *process) output() []byte {
 	return text
 }
 
-// lastWords is the end of what the driver has printed.
-func (p *process) lastWords() []byte {
+// logTail is the end of what the driver has printed.
+func (p *process) logTail() []byte {
 	text := p.output()
 	return text[max(0, len(text)-2<<10):]
 }

@@ -68,13 +68,13 @@ func successor(id string) string {
 	return fmt.Sprintf("volume-%06d", n+1)
 }
 
-var takenDefects = []defect{
+var conflictDefects = []defect{
 	{
-		breaks: "controller.create.taken-parameters", does: "parameters of a taken name are not looked at",
+		breaks: "controller.create.conflict-parameters", does: "parameters of a taken name are not looked at",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) { r.Parameters = first.GetParameters() }),
 	},
 	{
-		breaks: "controller.create.taken-source", does: "a source is not missed",
+		breaks: "controller.create.conflict-source", does: "a source is not missed",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) {
 			if r.GetVolumeContentSource() == nil {
 				r.VolumeContentSource = first.GetVolumeContentSource()
@@ -82,7 +82,7 @@ var takenDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.taken-other-source", does: "one source is like another",
+		breaks: "controller.create.conflict-other-source", does: "one source is like another",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) {
 			if r.GetVolumeContentSource() != nil && first.GetVolumeContentSource() != nil {
 				r.VolumeContentSource = first.GetVolumeContentSource()
@@ -90,7 +90,7 @@ var takenDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.taken-access-mode", does: "a taken name is OK whatever the access mode",
+		breaks: "controller.create.conflict-access-mode", does: "a taken name is OK whatever the access mode",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) {
 			for _, c := range r.GetVolumeCapabilities() {
 				c.AccessMode = first.GetVolumeCapabilities()[0].GetAccessMode()
@@ -98,7 +98,7 @@ var takenDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.name-free-again", does: "the name of a deleted volume is taken for other sizes",
+		breaks: "controller.create.name-reusable", does: "the name of a deleted volume is taken for other sizes",
 		unary: around(func(n *names, req any) (any, error) {
 			if r, ok := req.(*csi.CreateVolumeRequest); ok && n.dead[r.GetName()] != nil && !proto.Equal(r.GetCapacityRange(), n.made[r.GetName()].GetCapacityRange()) {
 				return nil, status.Error(codes.AlreadyExists, "it was once")
@@ -247,7 +247,7 @@ var takenDefects = []defect{
 		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = nil }),
 	},
 	{
-		breaks: "controller.validate.says-what", does: "parameters that were not asked",
+		breaks: "controller.validate.message", does: "parameters that were not asked",
 		unary: after(func(r *csi.ValidateVolumeCapabilitiesResponse) {
 			if r.GetConfirmed() != nil {
 				r.Confirmed.Parameters = map[string]string{"x": "y"}
@@ -318,7 +318,7 @@ var modifyDefects = []defect{
 		unary: before(func(r *csi.CreateVolumeRequest) { delete(r.GetMutableParameters(), noKey) }),
 	},
 	{
-		breaks: "controller.modify.over-plain", does: "a key must not be there twice",
+		breaks: "controller.modify.overrides-parameters", does: "a key must not be there twice",
 		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
 			return len(r.GetParameters()) > 0 && len(r.GetMutableParameters()) > 0
 		}),

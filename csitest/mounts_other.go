@@ -4,9 +4,9 @@ package csitest
 
 import "errors"
 
-var errNotLinux = errors.New("csitest: it takes Linux to look at what the kernel has")
+var errNotLinux = errors.New("csitest: mounts and devices can be checked only on Linux")
 
-// A usage is what statfs tells.
+// A usage is what statfs returns.
 type usage struct{ total, available, inodes, freeInodes int64 }
 
 func statfs(string) (usage, error)             { return usage{}, errNotLinux }

@@ -10,7 +10,7 @@ import (
 )
 
 // listSnapshots reads all pages.
-func (c *Case) listSnapshots(req *csi.ListSnapshotsRequest) (all []*csi.Snapshot) {
+func (c *ruleRun) listSnapshots(req *csi.ListSnapshotsRequest) (all []*csi.Snapshot) {
 	req = proto.CloneOf(req)
 	for range 10_000 {
 		a := send(c, c.Controller.ListSnapshots, req)
@@ -37,20 +37,20 @@ func snapshotOf(all []*csi.Snapshot, id string) *csi.Snapshot {
 	return nil
 }
 
-func (c *Case) deleteSnapshot(id string) {
+func (c *ruleRun) deleteSnapshot(id string) {
 	step(c, c.Controller.DeleteSnapshot, &csi.DeleteSnapshotRequest{SnapshotId: id})
 }
 
 // clockTolerance is how far two machines' clocks may be apart.
 const clockTolerance = 15 * time.Minute
 
-var snapshotLifeRules = []Rule{
+var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.stays-ready", Level: Must, Spec: "CreateSnapshot",
 		Title: "a snapshot that was ready to use stays so",
 		Why:   "A restore that waits for ready_to_use, or has begun, relies on it.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			req := v.snapshotRequest()
 			ready := false
@@ -74,7 +74,7 @@ var snapshotLifeRules = []Rule{
 		Title: "creation_time is when the snapshot was taken",
 		Why:   "Retention deletes by it. A time in another unit or of another thing deletes the wrong ones. Clocks may be a quarter of an hour apart.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			before := time.Now()
 			s := c.volume().snapshot()
 			at, after := s.GetCreationTime().AsTime(), time.Now()
@@ -88,20 +88,20 @@ var snapshotLifeRules = []Rule{
 		Title: "a volume of size_bytes can be made from the snapshot",
 		Why:   "size_bytes is what a volume needs at least to hold the snapshot. external-provisioner refuses claims that are smaller.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
 			if s.GetSizeBytes() == 0 {
-				c.excuse("CreateSnapshot does not tell size_bytes")
+				c.excuse("CreateSnapshot does not return size_bytes")
 			}
 			c.volume(from(snapshotSource(s.GetSnapshotId())), sized(&csi.CapacityRange{RequiredBytes: s.GetSizeBytes()}))
 		},
 	},
 	{
 		ID: "controller.snapshot.list-agrees", Level: Must, Spec: "ListSnapshots",
-		Title: "ListSnapshots tells what CreateSnapshot told",
+		Title: "ListSnapshots and CreateSnapshot return the same snapshot",
 		Why:   "csi-snapshotter asks ListSnapshots for the status of snapshots that it did not make itself.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
 			var got *csi.Snapshot
 			for begin := time.Now(); got == nil; {
@@ -120,7 +120,7 @@ var snapshotLifeRules = []Rule{
 		Title: "a snapshot that was deleted is in no list",
 		Why:   "csi-snapshotter takes it for ready, and the restore fails.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			kept, gone := v.snapshot(), v.snapshot()
 			c.deleteSnapshot(gone.GetSnapshotId())
@@ -140,9 +140,9 @@ var snapshotLifeRules = []Rule{
 	{
 		ID: "controller.snapshot.list-both-filters", Level: Must, Spec: "ListSnapshots",
 		Title: "a snapshot is listed if it has the ID and the source that are asked for, both",
-		Why:   "Every filter narrows the list. A driver that looks at one alone shows another volume's snapshot.",
+		Why:   "Every filter narrows the list. A driver that applies only one shows another volume's snapshot.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v, other := c.volume(), c.volume()
 			s := v.snapshot()
 			c.eventually(func() {
@@ -160,7 +160,7 @@ var snapshotLifeRules = []Rule{
 		Title: "pages have at most max_entries, and together every snapshot once",
 		Why:   "A snapshot that falls between two pages is taken for deleted.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			ids := []string{v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()}
 			c.eventually(func() {
@@ -183,16 +183,16 @@ var snapshotLifeRules = []Rule{
 		Title: "a negative max_entries is INVALID_ARGUMENT",
 		Why:   "The field must not be negative. A driver that converts it asks its backend for 4 billion entries.",
 		Needs: needs(listSnapshots),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			send(c, c.Controller.ListSnapshots, &csi.ListSnapshotsRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
 		},
 	},
 	{
 		ID: "controller.snapshot.get-agrees", Level: Must, Spec: "GetSnapshot",
-		Title: "GetSnapshot tells what CreateSnapshot told",
+		Title: "GetSnapshot and CreateSnapshot return the same snapshot",
 		Why:   "Two answers about one snapshot, of which one is wrong.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
 			a := send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()})
 			got := a.ok().GetSnapshot()
@@ -204,20 +204,20 @@ var snapshotLifeRules = []Rule{
 	{
 		ID: "controller.snapshot.get-deleted", Level: Must, Spec: "GetSnapshot",
 		Title: "a snapshot that was deleted is NOT_FOUND",
-		Why:   "The code tells the CO that the snapshot is gone for good.",
+		Why:   "With this code the CO knows that the snapshot is gone for good.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
 			c.deleteSnapshot(id)
 			send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: id}).wants(codes.NotFound)
 		},
 	},
 	{
-		ID: "controller.snapshot.name-free-again", Level: Must, Spec: "CreateSnapshot",
+		ID: "controller.snapshot.name-reusable", Level: Must, Spec: "CreateSnapshot",
 		Title: "the name of a deleted snapshot can be used again, also for another volume",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
 			c.deleteSnapshot(step(c, c.Controller.CreateSnapshot, req).GetSnapshot().GetSnapshotId())
 			req = proto.CloneOf(req)
@@ -231,9 +231,9 @@ var snapshotLifeRules = []Rule{
 	{
 		ID: "controller.snapshot.several", Level: Must, Spec: "CreateSnapshot",
 		Title: "a volume has as many snapshots as there are names",
-		Why:   "The name is what makes two requests one. A driver that goes by the volume gives the first snapshot for all.",
+		Why:   "Two requests are the same if their names are. A driver that compares only the volume returns the first snapshot for all.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			one, two := v.snapshot(), v.snapshot()
 			if one.GetSnapshotId() == two.GetSnapshotId() {
@@ -248,7 +248,7 @@ var snapshotLifeRules = []Rule{
 		Title: "a late repeat of DeleteSnapshot does not delete the snapshot that has the name now",
 		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			req := v.snapshotRequest()
 			old := step(c, c.Controller.CreateSnapshot, req).GetSnapshot().GetSnapshotId()
@@ -261,9 +261,9 @@ var snapshotLifeRules = []Rule{
 	{
 		ID: "controller.snapshot.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a snapshot's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that cuts the name off takes two snapshots for one.",
+		Why:   "A driver that truncates names takes two snapshots for one.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
 			req.Name += strings.Repeat("x", 129-len(req.Name))
 			send(c, c.Controller.CreateSnapshot, req).wants(codes.InvalidArgument)
@@ -274,7 +274,7 @@ var snapshotLifeRules = []Rule{
 		Title: "a snapshot's name with control characters is INVALID_ARGUMENT",
 		Why:   "They end C strings, forge log lines and confuse terminals.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			for _, bad := range []string{"\x00", "\x1b[31m", "\u0085"} {
 				req := v.snapshotRequest()

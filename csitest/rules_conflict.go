@@ -20,10 +20,10 @@ var multiNodeModes = []csi.VolumeCapability_AccessMode_Mode{
 	csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
 }
 
-// tryMode makes a volume of that access mode, or nil if the driver does not take it. A
+// tryMode creates a volume of that access mode, or nil if the driver does not take it. A
 // file system that several nodes share is not what every driver has: raw block is
 // tried as well.
-func (c *Case) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
+func (c *ruleRun) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
 	for _, kind := range []volumeOption{nil, block} {
 		req := c.createRequest()
 		if kind != nil {
@@ -38,14 +38,14 @@ func (c *Case) tryMode(mode csi.VolumeCapability_AccessMode_Mode) *volume {
 	return nil
 }
 
-// takenRules are about what is there already in another way.
-var takenRules = []Rule{
+// conflictRules are about requests for an object that exists with other properties.
+var conflictRules = []Rule{
 	{
-		ID: "controller.create.taken-parameters", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-parameters", Level: Must, Spec: "CreateVolume",
 		Title: "a taken name with parameters that the driver refuses is not OK",
 		Why:   "OK would let the CO believe that the volume has what the parameters ask for.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			bad := c.refusedParameters()
 			v := c.volume()
 			req := proto.CloneOf(v.made)
@@ -54,11 +54,11 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-source", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from a source is ALREADY_EXISTS without that source",
-		Why:   "OK would give the CO a volume with data in place of an empty one.",
+		Why:   "With OK the CO would get a volume with data in place of an empty one.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(from(snapshotSource(c.volume().snapshot().GetSnapshotId())))
 			req := proto.CloneOf(v.made)
 			req.VolumeContentSource = nil
@@ -66,11 +66,11 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-other-source", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-other-source", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume from another snapshot is ALREADY_EXISTS",
-		Why:   "OK would give the CO the data of another moment.",
+		Why:   "With OK the CO would get the data of another point in time.",
 		Needs: needs(createVolume, createSnapshot),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			src := c.volume()
 			v := c.volume(from(snapshotSource(src.snapshot().GetSnapshotId())))
 			req := proto.CloneOf(v.made)
@@ -79,11 +79,11 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.taken-access-mode", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.conflict-access-mode", Level: Must, Spec: "CreateVolume",
 		Title: "a taken name with an access mode that the volume does not have is not OK",
 		Why:   "OK would let the CO publish the volume in a way for which it was not made. Whether it has the mode is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER))
 			for _, mode := range multiNodeModes {
 				ask := v.validateRequest()
@@ -100,11 +100,11 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.create.name-free-again", Level: Must, Spec: "CreateVolume",
+		ID: "controller.create.name-reusable", Level: Must, Spec: "CreateVolume",
 		Title: "the name of a deleted volume can be used again, also for another size",
-		Why:   "A name that stays taken is an error that nobody can mend.",
+		Why:   "A name that stays taken is an error that no user can repair.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			req := proto.CloneOf(v.made)
@@ -118,9 +118,9 @@ var takenRules = []Rule{
 	{
 		ID: "controller.create.several", Level: Must, Spec: "CreateVolume",
 		Title: "two names are two volumes, and the deletion of one leaves the other",
-		Why:   "The name is what makes two requests one.",
+		Why:   "Two requests are the same if their names are.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
 			if one.id == two.id {
 				c.fail("two IDs for two names", "%s for both", one.id)
@@ -131,10 +131,10 @@ var takenRules = []Rule{
 	},
 	{
 		ID: "controller.delete.late", Level: Should, Spec: "DeleteVolume",
-		Title: "a late repeat of DeleteVolume does not delete the volume that has the name now",
+		Title: "a delayed retry of DeleteVolume does not delete the volume that has the name now",
 		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			old := c.volume()
 			old.delete()
 			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume())
@@ -144,10 +144,10 @@ var takenRules = []Rule{
 	},
 	{
 		ID: "controller.delete.create-after", Level: Must, Spec: "CreateVolume",
-		Title: "a late repeat of CreateVolume after DeleteVolume makes a volume, or fails; it does not give the deleted one",
-		Why:   "OK with the ID of a volume that is gone gives the CO a volume that cannot be used.",
+		Title: "a delayed retry of CreateVolume after DeleteVolume creates a volume, or fails; it does not return the deleted one",
+		Why:   "With OK and the ID of a deleted volume the CO has a volume that cannot be used.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			v.delete()
 			a := send(c, c.Controller.CreateVolume, v.made)
@@ -160,10 +160,10 @@ var takenRules = []Rule{
 	},
 	{
 		ID: "controller.unpublish.late", Level: Should, Spec: "ControllerUnpublishVolume",
-		Title: "a late repeat of ControllerUnpublishVolume does not unpublish the volume that has the name now",
+		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the volume that has the name now",
 		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			old := c.volume().attach().detach()
 			old.delete()
 			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume()).attach()
@@ -176,7 +176,7 @@ var takenRules = []Rule{
 		Title: "ControllerUnpublishVolume from another node leaves the volume published where it is",
 		Why:   "After a move the call for the old node may come late. The pod on the new one would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume().attach()
 			req := v.detachRequest()
 			req.NodeId = c.run.target.SecondNode
@@ -188,9 +188,9 @@ var takenRules = []Rule{
 		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
 		Title: "a volume is unpublished with OK from a node that does not exist",
 		Why: "Nodes vanish with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
-			"driver that cannot tell that the volume is safe.",
+			"driver that cannot determine that the volume is safe.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().detachRequest()
 			req.NodeId = c.name()
 			send(c, c.Controller.ControllerUnpublishVolume, req).ok()
@@ -201,7 +201,7 @@ var takenRules = []Rule{
 		Title: "a volume that is published to the node with another access mode is ALREADY_EXISTS",
 		Why:   "OK would let the CO believe that the volume is now published as it asked.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
 			req := v.attachRequest()
 			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
@@ -213,7 +213,7 @@ var takenRules = []Rule{
 		Title: "a volume is not published with an access type that it does not have",
 		Why:   "The node would format, or mount, what a database writes raw. Whether the volume has the type is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume, attachVolume, mountAccess, blockAccess),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume()
 			ask := v.validateRequest()
 			ask.VolumeCapabilities = []*csi.VolumeCapability{blockCapability(c.run)}
@@ -228,12 +228,12 @@ var takenRules = []Rule{
 	{
 		ID: "controller.publish.context-compared", Level: Should, Spec: "ControllerPublishVolume",
 		Title: "a volume_context that is not the volume's is refused",
-		Why:   "It must match what CreateVolume gave. One that does not belongs to another volume, and whoever sends it means that one.",
+		Why:   "It must match what CreateVolume returned. One that does not is of another volume, which the CO means.",
 		Needs: needs(createVolume, attachVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
 			if len(req.GetVolumeContext()) == 0 {
-				c.excuse("CreateVolume gives no volume_context")
+				c.excuse("CreateVolume returns no volume_context")
 			}
 			for k := range req.GetVolumeContext() {
 				req.VolumeContext = map[string]string{k: "csicheck-other"}
@@ -246,7 +246,7 @@ var takenRules = []Rule{
 		Title: "every access mode of one node keeps a second node away: FAILED_PRECONDITION",
 		Why:   "Two nodes that mount one file system destroy it. A reader that does not see what the writer caches reads rubbish.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			for _, mode := range singleNodeModes {
 				if v := c.tryMode(mode); v != nil {
 					req := v.attach().attachRequest()
@@ -261,7 +261,7 @@ var takenRules = []Rule{
 		Title: "a volume of an access mode for several nodes is published to two",
 		Why:   "The mode was accepted by CreateVolume; the second pod waits for it.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			tried := false
 			for _, mode := range multiNodeModes {
 				v := c.tryMode(mode)
@@ -285,7 +285,7 @@ var takenRules = []Rule{
 		Title: "the error for a second node names the node that has the volume",
 		Why:   "The message is an event of the pod that waits. Its owner wants to know for which node.",
 		Needs: needs(createVolume, attachVolume, secondNode),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)).attach()
 			req := v.attachRequest()
 			req.NodeId = c.run.target.SecondNode
@@ -298,9 +298,9 @@ var takenRules = []Rule{
 	{
 		ID: "controller.publish.attach-limit", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a node that has max_volumes_per_node volumes gets no other: RESOURCE_EXHAUSTED",
-		Why:   "RESOURCE_EXHAUSTED makes the scheduler look for another node. Another code is repeated on a node that is full.",
+		Why:   "RESOURCE_EXHAUSTED makes the scheduler choose another node. With another code the call is retried on a full node.",
 		Needs: needs(createVolume, attachVolume, nodeService),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			const most = 32 // more would take too long
 			limit := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{}).ok().GetMaxVolumesPerNode()
 			if limit <= 0 || limit > most {
@@ -318,12 +318,12 @@ var takenRules = []Rule{
 	{
 		ID: "controller.validate.other-context", Level: Should, Spec: "ValidateVolumeCapabilities",
 		Title: "a volume_context that is not the volume's is not confirmed",
-		Why:   "The CO asks before it publishes a volume that somebody has described by hand. A wrong description shows here or nowhere.",
+		Why:   "The CO asks before it publishes a PersistentVolume that was written by hand. This is the only check of its context.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			if len(req.GetVolumeContext()) == 0 {
-				c.excuse("CreateVolume gives no volume_context")
+				c.excuse("CreateVolume returns no volume_context")
 			}
 			for k := range req.GetVolumeContext() {
 				req.VolumeContext = map[string]string{k: "csicheck-other"}
@@ -340,7 +340,7 @@ var takenRules = []Rule{
 		Title: "parameters that CreateVolume refuses are not confirmed",
 		Why:   "No volume has them. The CO takes what is confirmed for what it gets.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			bad := c.refusedParameters()
 			req := c.volume().validateRequest()
 			req.Parameters = bad
@@ -352,11 +352,11 @@ var takenRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.validate.says-what", Level: Must, Spec: "ValidateVolumeCapabilities",
-		Title: "what confirmed tells of context and parameters is what was asked",
+		ID: "controller.validate.message", Level: Must, Spec: "ValidateVolumeCapabilities",
+		Title: "the context and parameters of confirmed are those of the request",
 		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
 		Needs: needs(createVolume),
-		check: func(c *Case) {
+		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			got := a.ok().GetConfirmed()
