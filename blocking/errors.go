@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// PendingError says that the caller's context ended while the call was under
-// way. The outcome is not known: the work may still be done, fail or hang.
+// PendingError means that the caller's context ended while the call was in flight. The
+// outcome is not known: the call may still succeed, fail or hang.
 type PendingError struct {
 	Key   string
 	Since time.Time // when the call was started
@@ -19,8 +19,8 @@ type PendingError struct {
 	done <-chan struct{}
 }
 
-// Error names the call and its start. It gives no age, so that retries report
-// the same text and a CO can fold them into one event.
+// Error contains the key and the start time, not the age, so that retries have the same
+// text and a CO can aggregate them into one event.
 func (e *PendingError) Error() string {
 	return fmt.Sprintf("%s: still running since %s: %v; it cannot be interrupted, a retry joins it",
 		e.Key, e.Since.UTC().Format(time.RFC3339), e.Err)
@@ -32,14 +32,14 @@ func (e *PendingError) Unwrap() error { return e.Err }
 // nil for an error that Do returned.
 func (e *PendingError) Pending() <-chan struct{} { return e.done }
 
-// GRPCStatus returns DEADLINE_EXCEEDED, also for a cancelled context: COs take
-// it as "may still be going on" and repeat the same request.
+// GRPCStatus returns DEADLINE_EXCEEDED, also for a cancelled context: COs then assume that
+// the operation may still be in flight, and retry the same request.
 func (e *PendingError) GRPCStatus() *status.Status {
 	return status.New(codes.DeadlineExceeded, e.Error())
 }
 
-// LimitError says that a call was refused, and not started, because too many
-// earlier ones hang.
+// LimitError means that a call was refused, and not started, because too many earlier ones
+// hang.
 type LimitError struct {
 	Key   string
 	Limit int
@@ -50,9 +50,9 @@ func (e *LimitError) Error() string {
 		e.Key, e.Limit)
 }
 
-// GRPCStatus returns UNAVAILABLE, which every CO component retries. The nearer
-// RESOURCE_EXHAUSTED is retried by kubelet too, but external-provisioner takes it
-// as final or moves the pod to another node, and external-attacher as a full node.
+// GRPCStatus returns UNAVAILABLE, which every CO component retries. RESOURCE_EXHAUSTED would
+// be more specific and is retried by kubelet too, but external-provisioner treats it as
+// final or moves the pod to another node, and external-attacher as a full node.
 func (e *LimitError) GRPCStatus() *status.Status {
 	return status.New(codes.Unavailable, e.Error())
 }
@@ -60,8 +60,8 @@ func (e *LimitError) GRPCStatus() *status.Status {
 // errGoexit is PanicError.Value when fn called runtime.Goexit.
 var errGoexit = errors.New("runtime.Goexit called")
 
-// PanicError says that the function given to Do panicked, or left by
-// runtime.Goexit (as testing.T.FailNow does).
+// PanicError means that the function passed to Do panicked, or called runtime.Goexit (as
+// testing.T.FailNow does).
 type PanicError struct {
 	Key   string
 	Value any    // what was passed to panic
@@ -72,8 +72,8 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("%s: panic: %v; this is a bug in the driver", e.Key, e.Value)
 }
 
-// GRPCStatus returns UNAVAILABLE: what was done before the panic is not known,
-// and kubelet takes INTERNAL as "nothing was done" and would not clean up.
+// GRPCStatus returns UNAVAILABLE: what was done before the panic is not known, and after
+// INTERNAL kubelet assumes that nothing was done and does not clean up.
 func (e *PanicError) GRPCStatus() *status.Status {
 	return status.New(codes.Unavailable, e.Error())
 }

@@ -18,8 +18,8 @@ func ExampleGroup_Do() {
 	// Output: 4096 <nil>
 }
 
-// A server is gone: the first caller is let go at its deadline, and the retry
-// waits for the same call.
+// A server does not respond: the first caller gets an error at its deadline, and a retry
+// would wait for the same call.
 func ExamplePendingError() {
 	var g blocking.Group
 	serverBack := make(chan struct{})

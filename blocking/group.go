@@ -10,18 +10,17 @@ import (
 )
 
 // DefaultLimit is the number of parked calls that a Group with Limit 0 allows.
-// A call blocked in the kernel occupies a thread, and the Go runtime ends the
-// process at 10 000 threads; 128 is far from that, and far above what one sick
-// server causes, since retries join.
+// A call blocked in the kernel occupies a thread, and the Go runtime ends the process at
+// 10 000 threads; 128 is far below that, and far above what one failed server causes, since
+// retries join.
 const DefaultLimit = 128
 
 // Group runs calls, at most one per key at a time. The zero value is ready to
 // use. A Group must not be copied after first use.
 type Group struct {
-	// Limit bounds the parked calls: those still under way although every
-	// caller has gone. Calls that somebody waits for do not count, their
-	// number is bounded by the callers. 0 or less means DefaultLimit. It must
-	// not be changed after the first Do.
+	// Limit bounds the parked calls: those in flight whose callers have all returned.
+	// Calls with a waiting caller do not count. 0 or less means DefaultLimit. It must not
+	// be changed after the first Do.
 	Limit int
 
 	mu     sync.Mutex
@@ -40,34 +39,31 @@ type call struct {
 	err     error
 }
 
-// Call describes a call under way.
+// Call describes a call in flight.
 type Call struct {
 	Key     string
 	Since   time.Time // when fn was started
 	Waiters int       // callers inside Do; 0: the call is parked
 }
 
-// Do runs fn on a goroutine of its own and returns its result. When a call with
-// the same key is under way already, Do joins it: fn is not run, joined is true,
-// and all callers get the same v and err. The key therefore has to name the
-// whole work: two mounts that differ in their options need different keys. And v
-// must not be changed by those who share it.
+// Do runs fn on a separate goroutine and returns its result. If a call with the same key is
+// in flight, Do joins it: fn is not run, joined is true, and all callers get the same v and
+// err. The key therefore has to identify the whole operation: two mounts with different
+// options need different keys. Callers must not modify v.
 //
-// When ctx ends before the call does, Do returns a [*PendingError] at once, and
-// the call goes on: fn is not interrupted, its result goes to those who join
-// before it ends, and is dropped when nobody has. So fn must be safe to run again
-// afterwards, and must not rely on anything that its caller takes back on return:
-// a lock, an open descriptor, the context.
+// If ctx ends before the call does, Do immediately returns a [*PendingError] and the call
+// stays in flight: fn is not interrupted, and its result goes to callers that join before it
+// ends, or is dropped. So fn must be safe to repeat, and must not use anything that its
+// caller releases on return: a lock, an open descriptor, the context.
 //
-// When ctx has ended before Do is called, fn is not run and ctx.Err() is
-// returned: nothing is pending. When the number of parked calls has reached
-// Limit, a call that cannot join is refused with a [*LimitError].
+// If ctx has ended before Do is called, fn is not run and ctx.Err() is returned: nothing is
+// pending. If the number of parked calls has reached Limit, a call that cannot join is
+// refused with a [*LimitError].
 //
-// A panic in fn does not end the process, which serves other volumes as well; it
-// is returned to all callers as a [*PanicError], and so is runtime.Goexit. A
-// recovery handler around Do would not see it otherwise, since fn runs on another
-// goroutine. Like any result, a panic is dropped when nobody waits; a retry runs
-// fn again, and meets it again.
+// A panic in fn does not end the process, which serves other volumes as well; it is
+// returned to all callers as a [*PanicError], and so is runtime.Goexit. A recovery handler
+// around Do would not see it, since fn runs on another goroutine. Like any result, a panic is
+// dropped if no caller waits.
 func (g *Group) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, false, err
@@ -86,7 +82,7 @@ func (g *Group) Do(ctx context.Context, key string, fn func() (any, error)) (v a
 	return c.value, joined, c.err
 }
 
-// Snapshot lists the calls under way, the oldest first.
+// Snapshot lists the calls in flight, oldest first.
 func (g *Group) Snapshot() []Call {
 	g.mu.Lock()
 	list := make([]Call, 0, len(g.calls))
@@ -100,7 +96,7 @@ func (g *Group) Snapshot() []Call {
 	return list
 }
 
-// enter joins the call with that key or starts it, and counts the caller in.
+// enter joins the call with that key or starts it, and adds the caller.
 func (g *Group) enter(key string, fn func() (any, error)) (c *call, joined bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -127,8 +123,8 @@ func (g *Group) enter(key string, fn func() (any, error)) (c *call, joined bool,
 	return c, false, nil
 }
 
-// leave counts the caller out. It reports false when the call has ended in the
-// meantime: a result that is known must not be reported as pending.
+// leave removes the caller. It returns false if the call has ended in the meantime: a known
+// result must not be reported as pending.
 func (g *Group) leave(c *call) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -143,15 +139,15 @@ func (g *Group) leave(c *call) bool {
 }
 
 func (g *Group) run(key string, c *call, fn func() (any, error)) {
-	// Overwritten unless fn leaves by panic or runtime.Goexit; only a deferred
-	// function sees these two, and it must end the call for them as well.
+	// Not set if fn panics or calls runtime.Goexit; only a deferred function runs then, and
+	// has to end the call too.
 	var value any
 	var err error
 	returned := false
 	defer func() {
 		if !returned {
-			// recover gives nil for Goexit alone: since Go 1.21 panic(nil)
-			// arrives as a *runtime.PanicNilError.
+			// recover returns nil only for Goexit: since Go 1.21 panic(nil)
+			// is a *runtime.PanicNilError.
 			reason := recover()
 			if reason == nil {
 				reason = errGoexit

@@ -12,8 +12,8 @@ import (
 
 const (
 	pollInterval = 10 * time.Millisecond
-	// Each lost race for a number means that somebody else won it, so that many
-	// losses in a row say that something is wrong.
+	// Each lost race for a number means that another process got it; this many in a row
+	// indicate another problem.
 	maxRaces = 1000
 )
 
@@ -37,13 +37,12 @@ func attach(ctx context.Context, path string, c config) (*Device, error) {
 	return nil, err
 }
 
-// openImage opens path, for its lock, and requires a regular file that can be
-// opened as asked.
+// openImage opens path, for its lock, and requires a regular file that can be opened for
+// the access.
 func openImage(path string, readOnly bool) (*os.File, *unix.Stat_t, error) {
 	// O_NONBLOCK: a FIFO in place of the image must not block the open.
 	const flags = unix.O_NOFOLLOW | unix.O_NONBLOCK
-	// Writable even where that is not asked for: NFS grants an exclusive flock only
-	// then.
+	// Writable even if read-only was requested: NFS grants an exclusive flock only then.
 	f, err := os.OpenFile(path, os.O_RDWR|flags, 0)
 	if err != nil && readOnly {
 		f, err = os.OpenFile(path, os.O_RDONLY|flags, 0)
@@ -66,14 +65,14 @@ func openImage(path string, readOnly bool) (*os.File, *unix.Stat_t, error) {
 	return f, &stat, nil
 }
 
-// lock takes the flock that serialises Attach and Detach of one image. It is gone
+// lock takes the flock that serialises Attach and Detach of one image. It is released
 // when f is closed.
 func lock(ctx context.Context, f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil || errors.Is(err, unix.EBADF) {
-			// EBADF: NFS, mounted read-only. An image that nobody can write to may be
-			// attached twice without harm.
+			// EBADF: NFS, mounted read-only. A read-only image may be attached twice
+			// without harm.
 			return nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
@@ -98,9 +97,9 @@ func pause(ctx context.Context) error {
 
 // configure attaches image to a free device.
 func configure(ctx context.Context, image *os.File, path string, c config) (*Device, error) {
-	// The device keeps the open file it is given, and with it any flock on it: a
-	// process that dies before it unlocks would lock the image until the detach.
-	// So give it one of its own. Through /proc, to be sure of the inode.
+	// The device keeps the open file, and with it any flock on it: a process that is killed
+	// before it unlocks would lock the image until the detach. So open another one, through
+	// /proc, to get the same inode.
 	mode := os.O_RDWR
 	if c.readOnly {
 		mode = os.O_RDONLY
@@ -113,7 +112,7 @@ func configure(ctx context.Context, image *os.File, path string, c config) (*Dev
 
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the kernel's loop driver and the host's /dev are needed", err)
+		return nil, fmt.Errorf("%w: load the loop module, and mount the host's /dev into the container", err)
 	}
 	defer control.Close()
 	for range maxRaces {
@@ -130,7 +129,7 @@ func configure(ctx context.Context, image *os.File, path string, c config) (*Dev
 		}
 		d, err := configureDevice(dev, backing, path, c)
 		dev.Close()
-		if !errors.Is(err, unix.EBUSY) { // EBUSY: somebody took the number first
+		if !errors.Is(err, unix.EBUSY) { // EBUSY: another process took the number first
 			return d, err
 		}
 	}
@@ -143,10 +142,10 @@ func configureDevice(dev, backing *os.File, path string, c config) (*Device, err
 	if c.readOnly {
 		conf.Info.Flags |= unix.LO_FLAGS_READ_ONLY
 	}
-	copy(conf.Info.File_name[:len(conf.Info.File_name)-1], path) // for people; often too short
+	copy(conf.Info.File_name[:len(conf.Info.File_name)-1], path) // informational; may be truncated
 	err := unix.IoctlLoopConfigure(int(dev.Fd()), &conf)
 	if errors.Is(err, unix.EINVAL) {
-		// Most kernels turn direct I/O off by themselves where it is impossible.
+		// Most kernels disable direct I/O automatically if it is not supported.
 		conf.Info.Flags &^= unix.LO_FLAGS_DIRECT_IO
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &conf)
 	}
@@ -163,8 +162,8 @@ func configureDevice(dev, backing *os.File, path string, c config) (*Device, err
 	return d, nil
 }
 
-// settle sets the read-only flag of the block device as wanted, since BLKROSET
-// by the number's previous user outlives the detach.
+// settle sets the read-only flag of the block device, since one that was set by BLKROSET
+// on an earlier attachment outlives the detach.
 func settle(dev *os.File, readOnly bool) (*Device, error) {
 	d, _, err := inspect(dev)
 	if err != nil {
@@ -183,7 +182,7 @@ func settle(dev *os.File, readOnly bool) (*Device, error) {
 	return d, nil
 }
 
-// adopt brings a device that serves image already into the wanted state.
+// adopt changes a device that serves image already to the requested state.
 func adopt(dev *os.File, c config, image *os.File) (*Device, error) {
 	d, info, err := inspect(dev)
 	if err != nil {
@@ -191,15 +190,15 @@ func adopt(dev *os.File, c config, image *os.File) (*Device, error) {
 	}
 	switch {
 	case info.Offset != 0 || info.Sizelimit != 0:
-		return nil, fmt.Errorf("%w: %s serves it with offset %d and size limit %d: detach that one first",
+		return nil, fmt.Errorf("%w: %s serves it with offset %d and size limit %d: detach it first",
 			ErrConflict, d.Path, info.Offset, info.Sizelimit)
 	case info.Flags&unix.LO_FLAGS_READ_ONLY != 0 && !c.readOnly:
-		return nil, fmt.Errorf("%w: %s serves it read-only: detach that one first", ErrConflict, d.Path)
+		return nil, fmt.Errorf("%w: %s serves it read-only: detach it first", ErrConflict, d.Path)
 	case !d.ReadOnly && c.readOnly:
-		return nil, fmt.Errorf("%w: %s serves it writable: detach that one first", ErrConflict, d.Path)
+		return nil, fmt.Errorf("%w: %s serves it writable: detach it first", ErrConflict, d.Path)
 	}
 	if info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
-		// A Detach that found it open, or losetup's choice.
+		// Set by a Detach that found it open, or by losetup.
 		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
 		if err := unix.IoctlLoopSetStatus64(int(dev.Fd()), info); err != nil {
 			return nil, fmt.Errorf("revoke the pending detach of %s: %w", d.Path, err)

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// busyWait is how long Detach waits for those who open a device only for a moment.
+// busyWait is how long Detach waits for processes that open a device briefly.
 const busyWait = 500 * time.Millisecond
 
-// serves reports whether the open device still serves the image of d: its number may
-// have gone to another one.
+// serves reports whether the open device still serves the image of d: its number may have
+// been reused for another image.
 func (d *Device) serves(dev *os.File) (bool, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return false, nil
 	case err != nil:
-		return false, fmt.Errorf("ask for its image: %w", err)
+		return false, fmt.Errorf("query its image: %w", err)
 	}
 	return info.Device == d.BackingDev && info.Inode == d.BackingInode, nil
 }
@@ -69,8 +69,7 @@ func (d *Device) detach(ctx context.Context) error {
 	}
 }
 
-// clear asks the kernel once to release the device. An error that is ErrBusy
-// may go away by itself.
+// clear tries once to release the device. ErrBusy may be transient.
 func (d *Device) clear() (gone bool, err error) {
 	dev, err := openDevice(d.Number, os.O_RDONLY)
 	if err != nil {
@@ -84,8 +83,8 @@ func (d *Device) clear() (gone bool, err error) {
 	if err != nil || !ours {
 		return !ours && err == nil, err
 	}
-	// LOOP_CLR_FD succeeds on a mounted device and detaches it behind the
-	// unmount. An exclusive open tells, and keeps others from mounting it.
+	// LOOP_CLR_FD succeeds on a mounted device and detaches it after the unmount. An
+	// exclusive open detects that, and prevents a mount.
 	dev, err = openDevice(d.Number, os.O_RDONLY|unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
 		return false, fmt.Errorf("%w: mounted or claimed, in this or another mount namespace: unmount it first", ErrBusy)
@@ -97,8 +96,8 @@ func (d *Device) clear() (gone bool, err error) {
 	if err == nil && ours {
 		err = unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0)
 	}
-	// Linux from 6.11 releases the device only when the last descriptor, ours too,
-	// is closed.
+	// From Linux 6.11 on, the device is released only when the last descriptor is closed,
+	// including this one.
 	dev.Close()
 	switch {
 	case errors.Is(err, unix.ENXIO): // released meanwhile
@@ -115,7 +114,7 @@ func (d *Device) clear() (gone bool, err error) {
 }
 
 func (d *Device) attached() (bool, error) {
-	// Asked in /sys first: opening the device would delay its release.
+	// Check /sys first: opening the device would delay its release.
 	if _, err := os.Stat(sysPath(d.Number)); errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
@@ -127,8 +126,8 @@ func (d *Device) attached() (bool, error) {
 	return d.serves(dev)
 }
 
-// lockImage takes the lock of Attach if the image is still where it was. If it
-// was renamed or deleted, no Attach can be looking for it under that name either.
+// lockImage takes the lock of Attach if the image still has its path. If it was renamed or
+// deleted, no Attach can find it under that path either.
 func (d *Device) lockImage(ctx context.Context) (unlock func(), err error) {
 	none := func() {}
 	if d.Deleted {

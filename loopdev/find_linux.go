@@ -39,7 +39,7 @@ func openDevice(n, mode int) (*os.File, error) {
 	path := fmt.Sprintf("/dev/loop%d", n)
 	dev, err := os.OpenFile(path, mode, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: the kernel has this device, but this /dev lacks its node: mount devtmpfs or the host's /dev here, or mknod %s b with the numbers in /sys/block/loop%d/dev", err, path, n)
+		err = fmt.Errorf("%w: the device exists, but its node is missing in this /dev: mount devtmpfs or the host's /dev here, or run mknod %s b with the numbers in /sys/block/loop%d/dev", err, path, n)
 	}
 	return dev, err
 }
@@ -53,7 +53,7 @@ func find(stat *unix.Stat_t) (*os.File, error) {
 	for _, n := range numbers {
 		dev, err := openDevice(n, os.O_RDONLY)
 		if err != nil {
-			// It matters only if it may be the one.
+			// Relevant only if it may serve this file.
 			var other unix.Stat_t
 			backing, _, _ := backingPath(n)
 			if unix.Stat(backing, &other) == nil && other.Dev == stat.Dev && other.Ino == stat.Ino {
@@ -67,7 +67,7 @@ func find(stat *unix.Stat_t) (*os.File, error) {
 		}
 		dev.Close()
 		if err != nil && !errors.Is(err, unix.ENXIO) { // ENXIO: detached meanwhile
-			return nil, fmt.Errorf("ask %s for its image: %w", dev.Name(), err)
+			return nil, fmt.Errorf("query the image of %s: %w", dev.Name(), err)
 		}
 	}
 	return nil, ErrNotAttached
@@ -125,10 +125,10 @@ func inspect(dev *os.File) (*Device, *unix.LoopInfo64, error) {
 	fd := int(dev.Fd())
 	info, err := unix.IoctlLoopGetStatus64(fd)
 	if err != nil {
-		return nil, nil, fmt.Errorf("ask %s for its image: %w", dev.Name(), err)
+		return nil, nil, fmt.Errorf("query the image of %s: %w", dev.Name(), err)
 	}
 	if want := fmt.Sprintf("/dev/loop%d", info.Number); dev.Name() != want {
-		return nil, nil, fmt.Errorf("%w: %s is the node of loop device %d: remake it with the numbers in /sys/block", unix.EINVAL, dev.Name(), info.Number)
+		return nil, nil, fmt.Errorf("%w: %s is the node of loop device %d: create it again with the numbers in /sys/block", unix.EINVAL, dev.Name(), info.Number)
 	}
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
@@ -161,8 +161,8 @@ func inspect(dev *os.File) (*Device, *unix.LoopInfo64, error) {
 	}, info, nil
 }
 
-// backingPath reads what the kernel calls the image of device n. (The
-// name that LOOP_GET_STATUS64 returns is the one its creator gave, cut at 63 bytes.)
+// backingPath reads the path of the image of device n from sysfs. (LOOP_GET_STATUS64 returns
+// the name that was set at the attachment, truncated to 63 bytes.)
 func backingPath(n int) (path string, deleted bool, err error) {
 	data, err := os.ReadFile(sysPath(n))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
@@ -173,7 +173,7 @@ func backingPath(n int) (path string, deleted bool, err error) {
 	}
 	path = strings.TrimSuffix(string(data), "\n")
 	if name, ok := strings.CutSuffix(path, " (deleted)"); ok {
-		// Unless that is how the file is called.
+		// Unless the name of the file ends like that.
 		if _, err := os.Lstat(path); err != nil {
 			return name, true, nil
 		}

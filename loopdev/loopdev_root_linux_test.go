@@ -168,7 +168,7 @@ func TestAttachRefuses(t *testing.T) {
 	}
 }
 
-func TestReadOnly(t *testing.T) {
+func TestWithReadOnly(t *testing.T) {
 	gate.Root(t)
 	path := image(t, "image", mib)
 	d := attach(t, path, loopdev.WithReadOnly())
@@ -436,7 +436,7 @@ func TestAttachWaitsForTheLock(t *testing.T) {
 	must(t, holder.Wait())
 }
 
-func TestAttachAtOnce(t *testing.T) {
+func TestAttachConcurrently(t *testing.T) {
 	gate.Root(t)
 	t.Run("goroutines", func(t *testing.T) {
 		path := image(t, "image", mib)
@@ -499,7 +499,7 @@ func wantOne(t *testing.T, path string, paths []string) {
 	}
 }
 
-func TestAttachManyFilesAtOnce(t *testing.T) {
+func TestAttachManyFilesConcurrently(t *testing.T) {
 	gate.Root(t)
 	var mu sync.Mutex
 	owner := map[string]string{}

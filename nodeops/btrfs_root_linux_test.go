@@ -23,7 +23,7 @@ func (f *fixture) run(name string, args ...string) {
 }
 
 // A restored snapshot has its source's UUID, by which btrfs knows its devices.
-// Whatever the kernel makes of the two, no path shows the data of the other.
+// Whether or not the kernel mounts both, no path shows the data of the other.
 func TestBtrfsClone(t *testing.T) {
 	const size = 256 * mib
 	a, b := newFixture(t, size), newFixture(t, size)
@@ -107,7 +107,7 @@ func TestBtrfsOfTwoDevices(t *testing.T) {
 			t.Error("mounted")
 		}
 	}
-	// A device that was added since: what is staged cannot be told from its parts.
+	// A device that was added since: the device number does not identify the volume any more.
 	f := newFixture(t, 128*mib)
 	f.mustStage("btrfs")
 	f.run("btrfs", "device", "add", "-f", b.dev.Path, f.staging)
@@ -116,7 +116,7 @@ func TestBtrfsOfTwoDevices(t *testing.T) {
 	f.unstage()
 }
 
-// The volume is the whole of the file system, whatever was made its default.
+// The volume is the whole file system, whatever its default subvolume is.
 func TestBtrfsSubvolumes(t *testing.T) {
 	f := newFixture(t, 128*mib)
 	f.mustStage("btrfs")
@@ -129,7 +129,7 @@ func TestBtrfsSubvolumes(t *testing.T) {
 	if got, err := os.ReadFile(f.staging + "/file"); string(got) != "data" {
 		t.Errorf("the file holds %q, %v", got, err)
 	}
-	// Files in a subvolume have another st_dev, which must not make it a volume of its own.
+	// Files in a subvolume have another st_dev, which must not make it another volume.
 	sub := t.TempDir()
 	ok(t, unix.Mount(f.staging+"/sub", sub, "", unix.MS_BIND, ""))
 	defer func() { ok(t, unix.Unmount(sub, 0)) }()
@@ -140,13 +140,13 @@ func TestBtrfsSubvolumes(t *testing.T) {
 	for _, option := range []string{"subvol=sub", "noatime,subvolid=256", "device=/dev/loop9"} {
 		r := f.stageRequest("btrfs")
 		r.MountFlags = []string{option}
-		wantKind(t, f.stage(r), KindInvalid, "the whole of one btrfs")
+		wantKind(t, f.stage(r), KindInvalid, "a whole btrfs")
 	}
 }
 
 // The mount table shows a btrfs by the name that its device was last mounted by.
-// If that tells nothing, no answer is made up.
-func TestBtrfsByAnotherName(t *testing.T) {
+// If that path does not exist, the answer is an error.
+func TestBtrfsByAnotherPath(t *testing.T) {
 	f := newFixture(t, 128*mib)
 	f.mustStage("btrfs")
 	ok(t, f.publish("p", nil))
@@ -200,7 +200,7 @@ func TestMkfsOutlivesItsDriver(t *testing.T) {
 	ok(t, driver.Process.Kill())
 	_ = driver.Wait()
 	t.Setenv("PATH", path)
-	wantKind(t, f.stage(f.stageRequest("btrfs")), KindBusy, "mkfs of an earlier call")
+	wantKind(t, f.stage(f.stageRequest("btrfs")), KindBusy, "mkfs of an earlier, interrupted call")
 	_, err = mkfs.WriteString("go on\n")
 	ok(t, err)
 	ok(t, mkfs.Close())
@@ -209,7 +209,7 @@ func TestMkfsOutlivesItsDriver(t *testing.T) {
 		t.Fatalf("%q, %v", end, err)
 	}
 	err = f.stage(f.stageRequest("btrfs"))
-	for i := 0; err != nil && strings.Contains(err.Error(), "mkfs of an earlier call") && i < 1000; i++ { // it ends
+	for i := 0; err != nil && strings.Contains(err.Error(), "mkfs of an earlier, interrupted call") && i < 1000; i++ { // it ends
 		err = f.stage(f.stageRequest("btrfs"))
 	}
 	ok(t, err)

@@ -25,11 +25,11 @@ type device struct {
 	size         int64
 }
 
-// errNoDevice says that there is no such device, or not yet.
-var errNoDevice = errors.New("is not there; is the volume attached to this node?")
+// errNoDevice means that the device does not exist, or not yet.
+var errNoDevice = errors.New("does not exist; check that the volume is attached to this node")
 
-// awaitDevice is openDevice for a device that may be on its way. The path is
-// resolved anew each time: a link may point elsewhere by then.
+// awaitDevice is openDevice for a device that may appear later. It resolves the path at
+// each attempt, since udev may have changed the link.
 func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error) {
 	_, done := n.telemetry.step(ctx, "device")
 	defer func() { done(err) }()
@@ -51,7 +51,7 @@ func openDevice(d Device) (*device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("resolve device: %w", err)
 	}
-	// O_NONBLOCK: opening a path that is no block device after all must not wait.
+	// O_NONBLOCK: opening a path that is not a block device must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
 		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
@@ -79,8 +79,8 @@ func (d *device) check(want Device) error {
 	if err := d.measure(); err != nil {
 		return err
 	}
-	if d.size == 0 { // as of a loop device without an image, or a disk that is being attached
-		return faultf(KindPrecondition, "device %s has no size and %w", d.path, errNoDevice)
+	if d.size == 0 { // a loop device without an image, or a disk that is being attached
+		return faultf(KindPrecondition, "device %s has size 0 and %w", d.path, errNoDevice)
 	}
 	if want.Size != 0 && want.Size != d.size {
 		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
@@ -133,9 +133,9 @@ func (d *device) close() { d.file.Close() }
 
 func (d *device) probe() (probe.Result, error) { return probe.Probe(d.file, d.size) }
 
-// hold opens the device exclusively: while it is held no program can format,
-// check or mount it, and it cannot be had while one does, or while a mkfs has it
-// that was claimed for.
+// hold opens the device exclusively: while it is held no program can format, check or
+// mount it, and it cannot be held while a program does that, or while a mkfs runs for which
+// it was claimed.
 func (d *device) hold() (release func(), err error) {
 	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	op := "open exclusively"
@@ -149,7 +149,7 @@ func (d *device) hold() (release func(), err error) {
 		}
 	}
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, faultf(KindBusy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier call that was cut off", d.path)
+		return nil, faultf(KindBusy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call", d.path)
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
@@ -157,21 +157,21 @@ func (d *device) hold() (release func(), err error) {
 	return sync.OnceFunc(func() { closeWithoutFork(func() error { return unix.Close(fd) }) }), nil
 }
 
-// closeWithoutFork closes what locks a device while no program is being started: until it runs, the
-// child has a copy of each descriptor, and so keeps the device locked.
+// closeWithoutFork closes a descriptor that locks a device while no program is being
+// started: between fork and exec, a child has a copy of each descriptor and keeps the
+// device locked.
 func closeWithoutFork(closeFile func() error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	_ = closeFile()
 }
 
-// claim locks the device for a mkfs, which is given the file and keeps the lock to
-// its end, whatever becomes of this process. mke2fs and mkfs.xfs open the device
-// exclusively themselves; mkfs.btrfs only looks whether it can, and writes without.
+// claim locks the device for a mkfs, which inherits the file and keeps the lock until it
+// ends, even if this process is killed. mke2fs and mkfs.xfs open the device exclusively
+// themselves; mkfs.btrfs only checks that it could, and writes without.
 //
-// The lock is the one that udev respects: it does not probe a device that is locked
-// so (systemd.io/BLOCK_DEVICE_LOCKING). While udev probes, which does not take
-// long, it has the lock.
+// It is the lock that udev respects: it does not probe a device that is locked
+// (systemd.io/BLOCK_DEVICE_LOCKING), and holds the lock for the short time it probes.
 func (d *device) claim() (*os.File, error) {
 	f, err := d.reopen(unix.O_RDONLY)
 	if err != nil {
@@ -184,7 +184,7 @@ func (d *device) claim() (*os.File, error) {
 		}
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = faultf(KindBusy, "%s is locked by a program that works on it", d.path)
+		err = faultf(KindBusy, "%s is locked by another program", d.path)
 	}
 	if err != nil {
 		f.Close()
@@ -199,8 +199,8 @@ func (d *device) readOnly() (bool, error) {
 	return v != 0, os.NewSyscallError("ioctl BLKROGET", err)
 }
 
-// setReadOnly makes the device refuse writes, also those through descriptors
-// that are open for writing already, or accept them again.
+// setReadOnly makes the device refuse writes, also through descriptors that are open for
+// writing already, or accept them again.
 func (d *device) setReadOnly(on bool) error {
 	v := 0
 	if on {

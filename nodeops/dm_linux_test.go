@@ -31,7 +31,7 @@ func newMapped(t *testing.T, size int64) *mapped {
 	gate.Root(t)
 	gate.Modules(t, "dm_mod", "dm_flakey", "dm_delay", "loop")
 	gate.Tools(t, "dmsetup", "blockdev")
-	t.Setenv("DM_DISABLE_UDEV", "1") // dmsetup makes the node, also where udev does not
+	t.Setenv("DM_DISABLE_UDEV", "1") // dmsetup creates the node, also without udev
 	f := newFixture(t, size)
 	m := &mapped{fixture: f, name: fmt.Sprintf("csikit%d", os.Getpid())}
 	m.path = "/dev/mapper/" + m.name
@@ -85,7 +85,7 @@ func TestMapperErrors(t *testing.T) {
 	m.become("error", "")
 	err := m.stage(m.request("ext4"))
 	if err == nil {
-		t.Fatal("staged a device that gives nothing but errors")
+		t.Fatal("staged a device that returns only errors")
 	}
 	wantKind(t, err, KindInternal, "input/output error")
 	m.become("linear", "")
@@ -106,7 +106,7 @@ func TestMapperErrors(t *testing.T) {
 	ok(t, m.unpublish("p"))
 	ok(t, m.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: m.staging}))
 	if err := m.stage(m.request("ext4")); err == nil {
-		t.Error("staged while the device gives errors")
+		t.Error("staged while the device returns errors")
 	} else {
 		t.Logf("stage: %v", err)
 	}
@@ -149,7 +149,7 @@ func TestMapperFlakey(t *testing.T) {
 	}
 }
 
-// A device that does not answer hangs its own volume; the caller is told, a retry joins.
+// A device that does not respond blocks only its volume; the caller gets an error, a retry joins.
 func TestMapperSuspended(t *testing.T) {
 	m := newMapped(t, 64*mib)
 	ok(t, m.stage(m.request("ext4")))
@@ -209,7 +209,7 @@ func TestLUKS(t *testing.T) {
 	}
 	r := f.stageRequest("ext4")
 	r.Device.Path = path
-	// Of zeros below it makes noise, which nobody can tell from data.
+	// It turns zeros below into noise, which cannot be distinguished from data.
 	wantKind(t, f.stage(r), KindPrecondition, "blkdiscard -z")
 	run(t, "blkdiscard", "-z", path)
 	for range 2 {
@@ -309,7 +309,7 @@ func TestSCSI(t *testing.T) {
 	ok(t, n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	ok(t, n.Unstage(ctx, UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 	err = n.StageFilesystem(ctx, r)
-	wantKind(t, err, KindPrecondition, "is not there")
+	wantKind(t, err, KindPrecondition, "does not exist")
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", path, err)
 	}

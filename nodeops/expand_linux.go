@@ -26,7 +26,7 @@ func (n *Node) expand(ctx context.Context, r ExpandRequest, path resolvedPath) (
 	defer dev.close()
 	if dev.size < r.RequiredBytes && r.Rescan != nil {
 		if err := r.Rescan(dev.path); err != nil {
-			return 0, faultf(KindUncertain, "make the kernel look at the size of %s again: %w", dev.path, err)
+			return 0, faultf(KindUncertain, "rescan the size of %s: %w", dev.path, err)
 		}
 		if err := dev.measure(); err != nil {
 			return 0, err
@@ -69,13 +69,13 @@ func mountedAt(volumePath string) (mountapi.Mount, error) {
 	return on[len(on)-1], nil
 }
 
-// isBlockNode tells a published device node from a mounted file system.
+// isBlockNode reports whether the mount is a published device node, not a file system.
 func isBlockNode(m mountapi.Mount, dev *device) bool {
 	return m.Major != dev.major || m.Minor != dev.minor
 }
 
-// growMounted makes the file system mounted at target use all of its device,
-// where its type grows while it is mounted.
+// growMounted grows the file system mounted at target to the size of its device, if its
+// type supports that while mounted.
 func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *device) error {
 	full, err := isFull(fsType, target, dev)
 	if err != nil || full {
@@ -83,7 +83,7 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 	}
 	if fsType == "ext4" {
 		if found, err := dev.probe(); err == nil && !found.Clean {
-			return faultf(KindPrecondition, "the file system has recorded errors: it is checked when the volume is staged the next time, and grows then")
+			return faultf(KindPrecondition, "the file system has recorded errors: unstage and stage the volume to check and grow it")
 		}
 	}
 	m, err := mountedAt(target)
@@ -91,7 +91,7 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 		return err
 	}
 	if m.ReadOnly() {
-		return faultf(KindPrecondition, "mounted read-only, so it cannot grow to the %d bytes of its device", dev.size)
+		return faultf(KindPrecondition, "mounted read-only, so it cannot grow to the %d bytes of its device: stage the volume read-write", dev.size)
 	}
 	switch fsType {
 	case "ext4":
@@ -102,8 +102,8 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 	case "xfs":
 		err = n.growXFS(ctx, target, dev)
 	case "btrfs":
-		if dev.size < btrfs.LeastGrown {
-			return faultf(KindPrecondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.LeastGrown), dev.size)
+		if dev.size < btrfs.MinGrownSize {
+			return faultf(KindPrecondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.MinGrownSize), dev.size)
 		}
 		err = growBtrfs(target)
 	default:
@@ -127,10 +127,10 @@ func (n *Node) growBy(ctx context.Context, name, arg string) error {
 }
 
 // growXFS grows the mounted xfs, if it has not grown yet, and has its superblock written:
-// until then, which by itself takes up to half a minute, the new size stands in the log
-// alone. If the machine dies in that time, or a snapshot is cut of the device, the log
-// may speak of what lies behind the old end before it comes to the new one, and cannot
-// be replayed: by Linux 6.18 after two growths, before 6.12 (commit 6a18765b54e2) after one.
+// the kernel does that up to half a minute later, and until then the new size is only in
+// the log. After a crash in that time, or in a snapshot with such a point in time, the log
+// may refer to blocks behind the old end before it contains the new size, and cannot be
+// replayed: by Linux 6.18 after two growths, before 6.12 (commit 6a18765b54e2) after one.
 func (n *Node) growXFS(ctx context.Context, target string, dev *device) error {
 	size, blockSize, err := xfsGeometry(target)
 	if err == nil && !probe.XFSFull(size, blockSize, dev.size) {
@@ -142,9 +142,9 @@ func (n *Node) growXFS(ctx context.Context, target string, dev *device) error {
 	return err
 }
 
-// writeXFSSuperblock gives the mounted xfs the label that it has: after that alone the
-// kernel writes the superblock at once (Linux 4.18), with all that is new in it. It
-// needs no freeze, which a kill could leave behind.
+// writeXFSSuperblock sets the label of the mounted xfs to its current value: this is the
+// only call after which the kernel writes the superblock immediately (Linux 4.18), with
+// all changes. It needs no freeze, which would persist if this process were killed.
 func writeXFSSuperblock(target string) error {
 	const (
 		getLabel = 2<<30 | 256<<16 | 0x94<<8 | 49 // FS_IOC_GETFSLABEL, _IOR(0x94, 49, char[FSLABEL_MAX])
@@ -198,7 +198,7 @@ func isFull(fsType, target string, dev *device) (bool, error) {
 	return found.Full, err
 }
 
-// btrfsFull asks the mounted btrfs: its superblock on the device is not up to date.
+// btrfsFull queries the mounted btrfs, since its superblock on the device is not current.
 func btrfsFull(target string, dev *device) (bool, error) {
 	dir, err := os.Open(target)
 	if err != nil {
@@ -213,8 +213,8 @@ func btrfsFull(target string, dev *device) (bool, error) {
 	return probe.BtrfsFull(used, info.SectorSize, dev.size), err
 }
 
-// xfsFull asks the mounted xfs, and looks whether its superblock on the device says the
-// same.
+// xfsFull queries the mounted xfs, and checks that its superblock on the device has the
+// same size.
 func xfsFull(target string, dev *device) (bool, error) {
 	size, blockSize, err := xfsGeometry(target)
 	if err != nil || !probe.XFSFull(size, blockSize, dev.size) {
@@ -232,8 +232,8 @@ func xfsFull(target string, dev *device) (bool, error) {
 	return probe.XFSSize(head) == size, nil
 }
 
-// xfsGeometry asks a mounted xfs for its size: its superblock on the device is
-// not up to date.
+// xfsGeometry queries the size of a mounted xfs, since its superblock on the device is not
+// current.
 func xfsGeometry(target string) (size, blockSize int64, err error) {
 	dir, err := os.Open(target)
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The tests here and in failures_userns_linux_test.go repeat what went wrong in
+// The tests here and in failures_userns_linux_test.go reproduce failures from
 // production; docs/failures.md lists them all.
 
-// link makes, or points elsewhere, a link as udev makes them in /dev/disk/by-id.
+// link creates or changes a link like those of udev in /dev/disk/by-id.
 func link(t *testing.T, name, to string) {
 	t.Helper()
 	tmp := name + ".new"
@@ -89,13 +89,13 @@ func TestStaleLinkToADevice(t *testing.T) {
 	ok(t, ours.unpublish("p"))
 	ours.unstage()
 
-	// And if the path becomes another device between our look and the kernel's.
+	// And if the path becomes another device between our check and the kernel's.
 	dev, err := openDevice(Device{Path: ours.dev.Path})
 	ok(t, err)
 	defer dev.close()
 	dev.path = other.dev.Path
 	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, ours.staging, "ext4", mountapi.Options{}))
-	wantKind(t, err, KindPrecondition, "became another device")
+	wantKind(t, err, KindPrecondition, "has become another device")
 	ours.mustHaveMounts(ours.staging, 0)
 	other.mustStage("ext4")
 	other.mustRead(other.staging+"/file", "other")
@@ -140,12 +140,12 @@ func TestDeviceThatIsNotReady(t *testing.T) {
 	byID := filepath.Join(t.TempDir(), "by-id")
 	r := f.stageRequest("ext4")
 	r.Device.Path = byID
-	wantKind(t, f.stage(r), KindPrecondition, "is not there")
+	wantKind(t, f.stage(r), KindPrecondition, "does not exist")
 
 	node := filepath.Join(t.TempDir(), "node") // of a driver that is not loaded: ENXIO
 	ok(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 17))))
 	link(t, byID, node)
-	wantKind(t, f.stage(r), KindPrecondition, "is not there")
+	wantKind(t, f.stage(r), KindPrecondition, "does not exist")
 
 	link(t, byID, "/dev/null")
 	wantKind(t, f.stage(r), KindPrecondition, "not a block device")
@@ -159,7 +159,7 @@ func TestDeviceThatIsNotReady(t *testing.T) {
 
 // hetznercloud/csi-driver#1364: mkfs ran 708 times in a day on a mapper whose disk was
 // gone.
-func TestDeadDeviceIsNeverFormatted(t *testing.T) {
+func TestUnreadableDeviceIsNeverFormatted(t *testing.T) {
 	for _, c := range fsTable {
 		f := newFixture(t, c.size)
 		ok(t, os.Truncate(f.image, 4096)) // the rest cannot be read; blkid calls it blank
@@ -270,7 +270,7 @@ func TestPublishDoesNotStack(t *testing.T) {
 // kubernetes-sigs/aws-ebs-csi-driver#1605, kubernetes-csi/csi-driver-nfs#319,
 // libopenstorage/openstorage#1221, ceph/ceph-csi#1860: what was unmounted already was an
 // error, and the pod stayed Terminating.
-func TestTeardownThatIsDone(t *testing.T) {
+func TestTeardownIsIdempotent(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	ways := map[string]func(path string) error{
 		"nothing":                 func(string) error { return nil },
@@ -310,10 +310,10 @@ func TestTeardownThatIsDone(t *testing.T) {
 	}
 }
 
-// digitalocean/csi-digitalocean@d009d467: teardown asked the API, and stood still with it.
-// truenas/truenas-csi#55: what teardown needs stood in the container's own files; after a
-// restart it did nothing, and the mount was taken for the next volume's.
-func TestTeardownNeedsNothing(t *testing.T) {
+// digitalocean/csi-digitalocean@d009d467: teardown called the API, and blocked with it.
+// truenas/truenas-csi#55: teardown needed state in the container's file system; after a
+// restart it did nothing, and the mount was used for the next volume.
+func TestTeardownNeedsNoState(t *testing.T) {
 	f, next := newFixture(t, 64*mib), newFixture(t, 64*mib)
 	f.mustStage("ext4")
 	ok(t, f.publish("rw", nil))
@@ -331,7 +331,7 @@ func TestTeardownNeedsNothing(t *testing.T) {
 	wantKind(t, f.stage(r), KindConflict, "device is ")
 	ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{TargetPath: next.target("block")}))
 	if next.refusesWrites() {
-		t.Error("the block device is read-only for whoever gets it next")
+		t.Error("the block device stays read-only for its next volume")
 	}
 	for _, pod := range []string{"rw", "ro"} {
 		ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{TargetPath: f.target(pod)}))
@@ -354,14 +354,14 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 	server := mountFuse(t, f.target("other"))
 	server.hangs.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-server.asked; cancel() }()
+	go func() { <-server.requested; cancel() }()
 	if _, err := f.node.Stats(ctx, StatsRequest{VolumeID: "other", VolumePath: f.target("other")}); !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
 	}
-	for len(server.asked) > 0 {
-		<-server.asked
+	for len(server.requested) > 0 {
+		<-server.requested
 	}
-	defer time.AfterFunc(20*time.Second, server.die).Stop() // whoever waits for it has failed: see below
+	defer time.AfterFunc(20*time.Second, server.die).Stop() // a call that waits for it has failed: see below
 	for range 2 {
 		f.mustStage("xfs")
 		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Exclusive = true }))
@@ -382,15 +382,15 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 		ok(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.ReadOnly = true }))
 	}
 	ok(t, f.unpublish("b"))
-	if len(server.asked) > 0 {
-		t.Error("the other volume's server was asked")
+	if len(server.requested) > 0 {
+		t.Error("a request was sent to the other volume's server")
 	}
 	server.die()
 	waitIdle(t, f.node)
 }
 
-// kubernetes/kubernetes#82190: staging came to its end after kubelet had given it up, and
-// nobody ever unstaged it.
+// kubernetes/kubernetes#82190: staging ended after kubelet had timed out, and the volume was never
+// unstaged.
 func TestStageOutlivesItsCaller(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	log := f.with(Config{})
@@ -415,7 +415,7 @@ func TestStageOutlivesItsCaller(t *testing.T) {
 	if calls := f.node.InFlight(); len(calls) != 1 || calls[0].Key != f.staging {
 		t.Errorf("under way is %v, want %s", calls, f.staging)
 	}
-	// Nobody is told that nothing is staged while that is about to become wrong.
+	// Unstage must not succeed while the stage in flight may still mount.
 	short, done := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer done()
 	if err := f.node.Unstage(short, UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}); !isPending(err) {
@@ -495,7 +495,7 @@ func TestXFSWithADirtyLog(t *testing.T) {
 
 // ceph/ceph-csi@bf4ba0ec8, kubernetes-csi/csi-driver-nfs#340: each mount changed the mode
 // of the root, for which kubelet went through all files again.
-func TestMountGroupLeavesTheRootAlone(t *testing.T) {
+func TestMountGroupChangesOnlyWhatDiffers(t *testing.T) {
 	for _, c := range fsTable {
 		f := newFixture(t, c.size)
 		changed := func() unix.Timespec {
@@ -508,7 +508,7 @@ func TestMountGroupLeavesTheRootAlone(t *testing.T) {
 		ok(t, f.stage(r))
 		first := changed()
 		for range 2 {
-			// The clock of a file system stands still for some milliseconds.
+			// The time stamps of a file system have a resolution of some milliseconds.
 			for t0 := time.Unix(first.Unix()); time.Since(t0) < 50*time.Millisecond; {
 				time.Sleep(10 * time.Millisecond)
 			}
@@ -524,7 +524,7 @@ func TestMountGroupLeavesTheRootAlone(t *testing.T) {
 	}
 }
 
-// kubernetes/kubernetes#77637: the whole mount table was read for each look at one path.
+// kubernetes/kubernetes#77637: the whole mount table was read for each check of one path.
 func TestStageAmongManyMounts(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	manyMounts(t, t.TempDir())
@@ -541,19 +541,19 @@ func TestStageAmongManyMounts(t *testing.T) {
 	ok(t, f.unpublish("b"))
 }
 
-// After a final code kubelet takes nothing to be mounted, and never takes it down: an
-// attempt that fails while an earlier one's mount is there must not have one.
+// After a final code kubelet assumes that nothing is mounted, and never unmounts: an
+// attempt that fails while the mount of an earlier one exists must not return one.
 func TestNoFinalCodeWhileMounted(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
 	ok(t, f.publish("p", nil))
 	r := f.stageRequest("ext4")
 	r.Device.Path = "/dev/missing"
-	wantKind(t, f.stage(r), KindUncertain, "is not there")
+	wantKind(t, f.stage(r), KindUncertain, "does not exist")
 	r = f.stageRequest("ext4")
 	r.Device.Size = mib
 	wantKind(t, f.stage(r), KindUncertain, "another disk")
-	// As after an error: the superblock alone.
+	// As after an error: only the superblock.
 	fs, err := unix.Fspick(unix.AT_FDCWD, f.staging, unix.FSPICK_CLOEXEC)
 	ok(t, err)
 	defer unix.Close(fs)

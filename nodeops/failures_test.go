@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// digitalocean/csi-digitalocean@4438af45: codes were chosen as it came, and sidecars and
-// kubelet repeated what was hopeless or gave up what went on. hetznercloud/csi-driver had
-// used ABORTED for more than work under way. There is one table.
+// digitalocean/csi-digitalocean@4438af45: codes were chosen ad hoc, and sidecars and
+// kubelet retried what could not succeed or treated operations in flight as failed.
+// hetznercloud/csi-driver used ABORTED for other errors too. Here one table has all codes.
 func TestCodes(t *testing.T) {
 	for kind, want := range map[Kind]codes.Code{
 		KindUnknown:      codes.Unavailable,
@@ -32,18 +32,18 @@ func TestCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What goes on is not over, and what did not begin is the caller's doing.
+	// An operation in flight has no final code, nor has one that did not start.
 	finish := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	err = n.run(ctx, "op", "v", "/p", func(context.Context, resolvedPath) error { cancel(); <-finish; return errors.New("too late") })
 	if got := status.Code(err); got != codes.DeadlineExceeded {
-		t.Errorf("work that goes on: %v, want DEADLINE_EXCEEDED", err)
+		t.Errorf("operation in flight: %v, want DEADLINE_EXCEEDED", err)
 	}
 	short, cancel := context.WithCancel(t.Context())
 	cancel()
 	err = n.run(short, "op", "v", "/p", func(context.Context, resolvedPath) error { return nil })
 	if got := status.Code(err); got != codes.DeadlineExceeded && got != codes.Canceled && got != codes.Aborted {
-		t.Errorf("work behind it: %v, want a code that is not final", err)
+		t.Errorf("waiting operation: %v, want a code that is not final", err)
 	}
 	close(finish)
 }

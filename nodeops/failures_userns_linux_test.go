@@ -46,7 +46,7 @@ func TestUnpublishDeletesNothing(t *testing.T) {
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	intact(staging)
 
-	// Nothing is mounted, and somebody has put files there.
+	// Nothing is mounted, and another process has created files there.
 	ok(t, os.MkdirAll(target+"/dir/below", 0o755))
 	ok(t, os.WriteFile(target+"/dir/below/file", []byte("data"), 0o600))
 	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindPrecondition, "not empty")
@@ -74,9 +74,9 @@ func TestShareDoesNotStack(t *testing.T) {
 }
 
 // kubernetes/kubernetes#31272, kubernetes/kubernetes#72048, kubernetes/kubernetes#123960,
-// rook/rook#6327: whoever asked a dead server's mount anything, before taking it down,
-// waited for ever.
-func TestTeardownAsksNothing(t *testing.T) {
+// rook/rook#6327: any access to the mount of a failed server before the unmount blocked
+// for ever.
+func TestTeardownSendsNoRequest(t *testing.T) {
 	for _, policy := range []UnmountPolicy{UnmountWait, UnmountForce, UnmountLazy} {
 		for name, tearDown := range map[string]func(n *Node, ctx context.Context, path string) error{
 			"unpublish": func(n *Node, ctx context.Context, path string) error {
@@ -97,8 +97,8 @@ func TestTeardownAsksNothing(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
 				ok(t, tearDown(n, ctx, target))
-				if len(server.asked) > 0 {
-					t.Error("the server was asked")
+				if len(server.requested) > 0 {
+					t.Error("a request was sent to the server")
 				}
 				if got := mountedTypes(t, target); len(got) > 0 {
 					t.Errorf("mounted is %v", got)
@@ -109,8 +109,8 @@ func TestTeardownAsksNothing(t *testing.T) {
 }
 
 // kubernetes-csi/csi-driver-nfs#558, kubernetes-csi/csi-driver-nfs#870: statfs of all pods,
-// every minute, on one server. While it does not answer it is not asked again.
-func TestStatsAreAskedForOnce(t *testing.T) {
+// every minute, on one server. While it does not respond, no further request is sent.
+func TestConcurrentStatsShareOneCall(t *testing.T) {
 	n, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
@@ -132,7 +132,7 @@ func TestStatsAreAskedForOnce(t *testing.T) {
 	}
 	for deadline := time.Now().Add(5 * time.Second); !together(); runtime.Gosched() {
 		if time.Now().After(deadline) {
-			t.Errorf("under way is %v, want one call for all %d", n.InFlight(), callers)
+			t.Errorf("in flight is %v, want one call for all %d", n.InFlight(), callers)
 			break
 		}
 	}
@@ -161,7 +161,7 @@ func manyMounts(t *testing.T, dir string) {
 	t.Helper()
 	const count = 10_000
 	ok(t, unix.Mount("tmpfs", dir, "tmpfs", 0, ""))
-	t.Cleanup(func() { // all at once
+	t.Cleanup(func() { // all together
 		_, err := mountapi.Detach(dir)
 		ok(t, err)
 	})
@@ -177,8 +177,8 @@ func manyMounts(t *testing.T, dir string) {
 	}
 }
 
-// kubernetes/kubernetes#77637: the whole mount table was read, often twice, for each look
-// at one path. To publish, unpublish and measure a file system it is not even needed.
+// kubernetes/kubernetes#77637: the whole mount table was read, often twice, for each check
+// of one path. To publish, unpublish and measure a file system it is not needed.
 func TestPublishReadsNoMountTable(t *testing.T) {
 	n, staging, pods := staged(t)
 	manyMounts(t, t.TempDir())
@@ -188,7 +188,7 @@ func TestPublishReadsNoMountTable(t *testing.T) {
 		t.Fatal("the mount table can be read, so this tests nothing")
 	}
 	if _, err := mountapi.At(staging); errors.Is(err, os.ErrNotExist) {
-		t.Skip("this kernel tells what is on a path by the whole table only (before 6.13)")
+		t.Skip("this kernel has no complete statmount(2) (before 6.13)")
 	}
 	for _, pod := range []string{"a", "b"} {
 		r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, pod)}

@@ -47,7 +47,7 @@ func (a faultAnswer) String() string { return fmt.Sprintf("%v %s", a.Code, a.Tex
 // serveRole is a driver that serves requests from standard input.
 func serveRole() {
 	n, err := New(Config{DeviceWait: -1})
-	// The first program that package os starts is preceded by calls of its own.
+	// Package os makes additional calls when it first starts a program.
 	err = errors.Join(err, osexec.Command("true").Run())
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for err == nil {
@@ -141,12 +141,12 @@ type faultCase struct {
 	fsType  string // "" for raw block
 	setup   func(*fixture)
 	request func(*fixture) faultRequest
-	done    func(*fixture) error // nil if what was asked for is truly there
+	done    func(*fixture) error // nil if the requested state is reached
 }
 
 const precious = "written before"
 
-// makeFormatted gives the fixture a volume with data.
+// makeFormatted creates a volume with data in the fixture.
 func makeFormatted(fsType string) func(*fixture) {
 	return func(f *fixture) {
 		f.mustStage(fsType)
@@ -214,7 +214,7 @@ func faultCases() []faultCase {
 				all(mountOf(fsType, staging, "rw", "noatime", "nosuid"), groupWrites)},
 			faultCase{"stage read-only " + fsType, fsType, makeFormatted(fsType),
 				stage(fsType, func(r *StageFilesystemRequest) { r.ReadOnly = true }), mountOf(fsType, staging, "ro")},
-			faultCase{"stage cut off " + fsType, fsType, func(f *fixture) {
+			faultCase{"stage interrupted " + fsType, fsType, func(f *fixture) {
 				f.putMark(newMark("v", fsType, c.size))
 				f.mkfs(fsType)
 			}, stage(fsType, nil), mountOf(fsType, staging, "rw")},
@@ -268,7 +268,7 @@ func faultCases() []faultCase {
 
 func putPrecious(f *fixture) { f.put(4096, []byte(precious)) }
 
-// shows checks that the volume's file system alone is mounted at a path, and how.
+// shows checks that only the volume's file system is mounted at a path, and how.
 func (f *fixture) shows(path, fsType string, words ...string) error {
 	on := f.mounts(path)
 	if len(on) != 1 {
@@ -337,9 +337,9 @@ func nothingPublished(f *fixture) error {
 // faults counts what was made to fail.
 type faults struct{ injected, succeeded, operator int }
 
-// Every state-changing system call of every operation fails once. The operation
-// then fails, or has got around it; what a final code makes kubelet forget is not
-// there; and the same driver, asked again, does what was asked for.
+// Every state-changing system call of every operation fails once. The operation then
+// fails, or works around it; after a final code nothing is left that kubelet would not
+// clean up; and a retry with the same driver succeeds.
 func TestEveryCallFails(t *testing.T) {
 	errnos := []syscall.Errno{unix.EIO}
 	if torture() {
@@ -348,7 +348,7 @@ func TestEveryCallFails(t *testing.T) {
 	everyCallFails(t, errnos, func(faultCase) int { return 1 })
 }
 
-// The same for calls that only look.
+// The same for calls that only read.
 func TestEveryReadFails(t *testing.T) {
 	everyCallFails(t, []syscall.Errno{unix.ENOMEM}, func(c faultCase) int {
 		if torture() || c.fsType == "" {
@@ -458,7 +458,7 @@ func (c faultCase) run(t *testing.T, n int, errno syscall.Errno, total *faults, 
 	return calls
 }
 
-// checkEnd looks for what is left of the operation, and for the data.
+// checkEnd checks what is left of the operation, and the data.
 func (c faultCase) checkEnd(f *fixture) {
 	f.t.Helper()
 	table, err := mountapi.Table()
@@ -489,7 +489,7 @@ func (c faultCase) checkEnd(f *fixture) {
 		return
 	}
 	f.mustStage(c.fsType)
-	if text, err := os.ReadFile(f.staging + "/precious"); string(text) != precious && !strings.HasPrefix(c.name, "stage fresh") && !strings.HasPrefix(c.name, "stage cut off") {
+	if text, err := os.ReadFile(f.staging + "/precious"); string(text) != precious && !strings.HasPrefix(c.name, "stage fresh") && !strings.HasPrefix(c.name, "stage interrupted") {
 		f.t.Errorf("the volume holds %q, %v", text, err)
 	}
 	f.converge(c.fsType, "at the end")
@@ -547,8 +547,8 @@ func startArmed(t *testing.T, c *osexec.Cmd, arm func(*crash.Process)) *crash.Pr
 	return p
 }
 
-// Every state-changing call of mkfs fails once. It may give up, at the end too when
-// all looks complete, carry on, or try something else.
+// Every state-changing call of mkfs fails once. It may fail, also at the end when
+// everything looks complete, continue, or try something else.
 func TestEveryCallOfMkfsFails(t *testing.T) {
 	gate.Root(t)
 	step := 1

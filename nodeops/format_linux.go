@@ -19,20 +19,19 @@ import (
 
 const queryTimeout = 30 * time.Second // for a program that only reads
 
-// zeroing is what an operator does with a device whose data nobody needs: erasing
-// signatures alone would leave a device that is not blank.
-const zeroing = "if nobody needs that data, zero the device (blkdiscard -z %s) and try again"
+// zeroing is the advice for a device whose data is not needed: erasing only signatures
+// would leave a device that is not blank.
+const zeroing = "if that data is not needed, zero the device (blkdiscard -z %s) and try again"
 
-// contents is what prepare knows of a device.
+// contents is what prepare has found on a device.
 type contents struct {
 	probe.Result
 	mark  markSearch
-	blkid error // nil if blkid was asked and takes the device for blank as well
+	blkid error // nil if blkid has run and finds the device blank too
 }
 
-// look reads the device, and through to the disk if it is held: then no file
-// system on this node has a newer state of it in memory. If its first bytes are
-// blank, blkid looks at the same time.
+// probeDevice reads the device, with direct I/O if it is held: then no file system on this
+// node has a newer state in memory. If its first bytes are blank, blkid runs concurrently.
 func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held bool) (_ contents, err error) {
 	ctx, done := n.telemetry.step(ctx, "probe")
 	defer func() { done(err) }()
@@ -45,12 +44,12 @@ func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held
 		defer disk.Close()
 		r = disk
 	}
-	c := contents{blkid: errors.New("blkid was not asked")}
+	c := contents{blkid: errors.New("blkid did not run")}
 	if c.mark, err = searchMark(r, volumeID, d.size); err != nil {
 		return contents{}, err
 	}
-	c.Result, err = probe.Probe(c.mark.without(r), d.size, func() {
-		// blkid makes about forty small reads here, each after the one before it.
+	c.Result, err = probe.Probe(c.mark.masked(r), d.size, func() {
+		// blkid does about forty small sequential reads here.
 		d.readAhead(0, 1<<20)
 		d.readAhead(d.size-1<<20, 1<<20)
 		c.blkid = n.confirmBlank(ctx, d)
@@ -68,9 +67,9 @@ func (c contents) String() string {
 	return c.Result.String()
 }
 
-// interrupted reports whether the device holds what a mkfs of this type left when it
-// was cut off. The mark says that it was blank before; what mkfs never writes has
-// come since, and is somebody's.
+// interrupted reports whether the device holds what an interrupted mkfs of this type
+// left. The mark records that it was blank before; anything that mkfs does not write was
+// written later, and is data.
 func (c contents) interrupted(fsType string) bool {
 	if !c.mark.whole(fsType) {
 		return false
@@ -84,8 +83,8 @@ func (c contents) interrupted(fsType string) bool {
 	return false
 }
 
-// format makes a file system on a device that was found blank, or cut off while
-// blank, while it was held; if it was found blank, by blkid as well.
+// format creates a file system on a device that was found blank while it was held, by
+// blkid too, or that holds an interrupted mkfs of a blank device.
 func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device, found contents, release func()) error {
 	again := found.Kind != probe.Blank
 	if !again && found.blkid != nil {
@@ -113,7 +112,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	args := append(slices.Clone(fs.mkfs[1:]), without...)
 	switch {
-	case again: // the device does not read as zeros any more
+	case again: // the device does not read as zeros
 		args = append(args, fs.again...)
 	case r.Prezeroed:
 		args = append(args, fs.prezeroed...)
@@ -122,13 +121,13 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_interruption", again)
 	n.telemetry.formats.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(
 		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", again)))
-	release() // mkfs opens the device exclusively itself: of two, one fails without writing
+	release() // mkfs opens the device exclusively itself: of two concurrent ones, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
-	closeWithoutFork(claim.Close) // a mkfs that still runs, if that can be, keeps the lock
+	closeWithoutFork(claim.Close) // a mkfs that still runs keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}
-	release, err = dev.hold() // nobody is to mount it before the mark is gone
+	release, err = dev.hold() // not mountable until the mark is cleared
 	if err != nil {
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 	}
@@ -137,7 +136,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	if err == nil {
 		err = found.mark.checkAttempt(m)
 	}
-	// A mkfs that could not be run, or refused, is to leave the device as it was.
+	// After a mkfs that did not start or refused to run, the device is as it was.
 	if err == nil && failed != nil && found.Kind == probe.Blank {
 		if err = dev.clearMark(found.mark); err == nil {
 			return failed
@@ -152,12 +151,13 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	case found.Kind != probe.Filesystem || found.Type != r.FSType || found.Incomplete:
 		return faultf(KindUncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
 	case !found.mark.whole(r.FSType) && len(found.mark.places) > 0:
-		n.log.Warn("mkfs writes where its mark stands: had it been cut off, it would not be known", "command", args, "bytes", dev.size, "places", found.mark.places)
+		n.log.Warn("mkfs overwrites its mark: an interrupted mkfs on such a device would not be detected", "command", args, "bytes", dev.size, "places", found.mark.places)
 	}
 	return dev.clearMark(found.mark)
 }
 
-// compatFeatureArgs returns the arguments with which mkfs makes what the oldest kernel can mount.
+// compatFeatureArgs returns the arguments of mkfs that disable the features which the
+// oldest kernel does not support.
 func (n *Node) compatFeatureArgs(ctx context.Context, fs filesystem, oldestKernel string) ([]string, error) {
 	if oldestKernel == "" {
 		return nil, nil
@@ -172,12 +172,12 @@ func (n *Node) compatFeatureArgs(ctx context.Context, fs filesystem, oldestKerne
 	}
 	have, ok := findVersion(output)
 	if !ok || status != 0 {
-		return nil, faultf(KindPrecondition, "%s -V (exit status %d) does not tell its version: %s", fs.mkfs[0], status, output)
+		return nil, faultf(KindPrecondition, "%s -V (exit status %d) does not print a version: %s", fs.mkfs[0], status, output)
 	}
-	return fs.without(kernel, have), nil
+	return fs.disableArgs(kernel, have), nil
 }
 
-// formatSlot waits until fewer mkfs run than are allowed.
+// formatSlot waits until fewer than Config.MaxFormats mkfs run.
 func (n *Node) formatSlot(ctx context.Context) (done func(), err error) {
 	if n.formats == nil {
 		return func() {}, nil
@@ -186,12 +186,12 @@ func (n *Node) formatSlot(ctx context.Context) (done func(), err error) {
 	case n.formats <- struct{}{}:
 		return func() { <-n.formats }, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for one of %d mkfs that run at once: %w", cap(n.formats), ctx.Err())
+		return nil, fmt.Errorf("wait for one of %d concurrent mkfs to end: %w", cap(n.formats), ctx.Err())
 	}
 }
 
-// finishFormat clears the mark on a complete file system: the call that made it
-// came to its end just before it did so.
+// finishFormat clears the mark on a complete file system: the call that created it was
+// interrupted before it did so.
 func (n *Node) finishFormat(ctx context.Context, dev *device, found contents) error {
 	// After a power failure the superblock may have reached the disk before the
 	// rest: mkfs.xfs does not wait between the two.
@@ -200,7 +200,7 @@ func (n *Node) finishFormat(ctx context.Context, dev *device, found contents) er
 		return err
 	}
 	if status != 0 {
-		return faultf(KindPrecondition, "%s holds a %v whose mkfs was cut off, and %s finds it damaged (exit status %d); "+zeroing+": %s",
+		return faultf(KindPrecondition, "%s holds a %v whose mkfs was interrupted, and %s finds it damaged (exit status %d); "+zeroing+": %s",
 			dev.path, found, filesystems[found.Type].check[0], status, dev.path, output)
 	}
 	return dev.clearMark(found.mark)
@@ -211,12 +211,12 @@ func (n *Node) check(ctx context.Context, dev *device, found contents) (status i
 	return n.command(ctx, 0, check[0], append(slices.Clone(check[1:]), dev.path)...)
 }
 
-// wipeSuperblock takes the superblock from a file system whose mkfs failed, so that the
-// next attempt makes it again: mkfs.xfs writes a complete one even after it has lost
-// another write, and nobody but its caller is told.
+// wipeSuperblock erases the superblock of a file system whose mkfs failed, so that the next
+// attempt repeats it: mkfs.xfs writes a complete superblock even after another write has
+// failed, and only its exit status shows that.
 func (n *Node) wipeSuperblock(ctx context.Context, dev *device, found contents) error {
 	status, _, err := n.check(ctx, dev, found)
-	if err != nil || status == 0 { // sound: it failed behind its last write
+	if err != nil || status == 0 { // sound: it failed after its last write
 		return err
 	}
 	// The superblock of btrfs is at 64 KiB, those of the others within the first block.
@@ -224,15 +224,15 @@ func (n *Node) wipeSuperblock(ctx context.Context, dev *device, found contents) 
 	return dev.writeBlocks(map[int64][]byte{0: zeros, 64 << 10: zeros})
 }
 
-// confirmBlank asks blkid, which knows more signatures than we do.
+// confirmBlank runs blkid, which knows more signatures than package probe.
 func (n *Node) confirmBlank(ctx context.Context, dev *device) error {
 	status, output, err := n.command(ctx, queryTimeout, "blkid", "-p", "-o", "export", dev.path)
 	if err != nil {
 		return err
 	}
-	// blkid(8): 2 is "nothing found", and also "cannot read"; that we can read was seen.
+	// blkid(8): 2 is "nothing found", and also "cannot read"; probe has read it.
 	if status != 2 {
-		return faultf(KindPrecondition, "%s reads as blank, but blkid (exit status %d) says: %s", dev.path, status, output)
+		return faultf(KindPrecondition, "%s reads as blank, but blkid (exit status %d) reports: %s", dev.path, status, output)
 	}
 	return nil
 }
@@ -245,13 +245,13 @@ func (d *device) writeMark(m mark) error {
 		blocks[place] = m.encode(place)
 	}
 	if err := d.writeBlocks(blocks); err != nil {
-		return fmt.Errorf("mark %s before mkfs: %w", d.path, err)
+		return fmt.Errorf("write the mark of mkfs to %s: %w", d.path, err)
 	}
 	return d.compareBlocks(blocks)
 }
 
-// clearMark overwrites the places of the mark that was found with zeros, if it
-// still is what was found. All that was written to the device before is durable then.
+// clearMark overwrites the mark with zeros, if it is still the one that was found. All
+// earlier writes to the device are durable then.
 func (d *device) clearMark(s markSearch) error {
 	if err := d.compareBlocks(s.ours); err != nil {
 		return &fault{kind: KindUncertain, err: err}
@@ -294,16 +294,16 @@ func (d *device) compareBlocks(blocks map[int64][]byte) error {
 	for place, want := range blocks {
 		have := make([]byte, len(want))
 		if _, err := disk.ReadAt(have, place); err != nil {
-			return fmt.Errorf("read the mark of mkfs on %s back: %w", d.path, err)
+			return fmt.Errorf("read back the mark of mkfs on %s: %w", d.path, err)
 		}
 		if !bytes.Equal(have, want) {
-			return fmt.Errorf("%s does not hold at byte %d what was written there: does another node write to it?", d.path, place)
+			return fmt.Errorf("%s does not hold at byte %d what was written there: check that no other node writes to it", d.path, place)
 		}
 	}
 	return nil
 }
 
-// disk reads a device past the page cache.
+// disk reads a device with direct I/O.
 type disk struct {
 	*os.File
 	aligned io.ReaderAt
@@ -312,7 +312,7 @@ type disk struct {
 
 func (d disk) ReadAt(p []byte, off int64) (int, error) {
 	n, err := d.aligned.ReadAt(p, off)
-	if errors.Is(err, unix.EINVAL) { // says that this cannot be read directly, not that it cannot be read
+	if errors.Is(err, unix.EINVAL) { // direct I/O is not possible here; the page cache may be
 		return d.cached.ReadAt(p, off)
 	}
 	return n, err
@@ -334,12 +334,12 @@ func (d *device) direct() (disk, error) {
 	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
 }
 
-// readAhead lets the kernel read into the page cache, and does not wait for it.
+// readAhead starts reading into the page cache, without waiting.
 func (d *device) readAhead(off, n int64) {
 	_ = unix.Fadvise(int(d.file.Fd()), max(off, 0), n, unix.FADV_WILLNEED) // advice may fail
 }
 
-// reopen opens the same device anew, whatever its path leads to by now.
+// reopen opens the same device again, even if its path leads elsewhere now.
 func (d *device) reopen(flags int) (*os.File, error) {
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
 	if err != nil {

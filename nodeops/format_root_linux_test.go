@@ -67,7 +67,7 @@ func (f *fixture) putMark(m mark) {
 	ok(f.t, d.writeMark(m))
 }
 
-// reattach attaches the image anew, as another node would.
+// reattach attaches the image again, as another node would.
 func (f *fixture) reattach(image string) {
 	f.t.Helper()
 	ok(f.t, f.dev.Detach(context.Background()))
@@ -95,11 +95,11 @@ func forKernel(fsType string, kernel version) []string {
 	fs := filesystems[fsType]
 	out, _ := exec.Command(fs.mkfs[0], "-V").CombinedOutput()
 	installed, _ := findVersion(string(out))
-	return append(slices.Clone(fs.mkfs), fs.without(kernel, installed)...)
+	return append(slices.Clone(fs.mkfs), fs.disableArgs(kernel, installed)...)
 }
 
-// The installed programs write to no place of the mark: a mkfs that was cut off has
-// written a part of what this one writes.
+// The installed programs write to no place of the mark: an interrupted mkfs has written a
+// part of what a complete one writes.
 func TestMarkSurvivesMkfs(t *testing.T) {
 	programs := []struct {
 		name string
@@ -188,7 +188,7 @@ func TestMarkIsNotEnough(t *testing.T) {
 			f.putMark(newMark("v", "ext4", size))
 			f.put(64<<10+0x40, []byte("_BHRfS_M"))
 		}, "parts of a damaged btrfs"},
-		{"clone or restore", func(f *fixture) { f.putMark(newMark("v", "ext4", size)); debris(f) }, "was made from data"},
+		{"clone or restore", func(f *fixture) { f.putMark(newMark("v", "ext4", size)); debris(f) }, "is a copy of data"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestCompleteWithMark(t *testing.T) {
 				t.Errorf("%v, %d places left; want file system %s without a mark", found, len(found.mark.ours), uuid)
 			}
 
-			// What looks like a mark in a file: no new file system, whoever made it.
+			// A file with the bytes of a mark: no new file system, whatever wrote it.
 			for _, m := range []mark{m, newMark("w", c.fsType, c.size), newMark("v", "other", c.size)} {
 				f.putMark(m)
 				f.mustStage(c.fsType)
@@ -258,7 +258,7 @@ func TestCompleteWithMark(t *testing.T) {
 					}
 				}
 			}
-			// Half of the mark: clearing was cut off.
+			// Half of the mark: clearing was interrupted.
 			f.putMark(m)
 			f.put(markPlaces(c.size)[0], make([]byte, markSize))
 			f.mustStage(c.fsType)
@@ -383,9 +383,9 @@ func (f *fixture) driver(fsType string) (p *crash.Process, output io.Reader) {
 
 func torture() bool { return os.Getenv("CSIKIT_TORTURE") == "1" }
 
-// The driver and its mkfs are killed at a random moment of mkfs, and the volume is
-// staged again on another node: every time without an operator. In every second
-// round the power fails as well: what was not written through is lost.
+// The driver and its mkfs are killed at a random time during mkfs, and the volume is staged
+// again on another node: always without an operator. In every second round there is a power
+// failure too: what was not synced is lost.
 func TestKilledWhileFormatting(t *testing.T) {
 	rounds := 15
 	if torture() {
@@ -516,7 +516,7 @@ func TestKilledAtEveryCall(t *testing.T) {
 	}
 }
 
-// The same at every write of mkfs alone, from first to last.
+// The same at every single write of mkfs.
 func TestMkfsKilledAtEveryWrite(t *testing.T) {
 	gate.Root(t)
 	for _, c := range fsTable {
@@ -552,7 +552,7 @@ func TestMkfsKilledAtEveryWrite(t *testing.T) {
 	}
 }
 
-// Data under somebody else's mark stay as they are through any number of attempts.
+// Data under the mark of another volume is not changed by any number of attempts.
 func TestForeignMarkIsNeverTouched(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
@@ -576,8 +576,8 @@ func TestForeignMarkIsNeverTouched(t *testing.T) {
 }
 
 // ceph/ceph-csi#966, hetznercloud/csi-driver#689, kubernetes-sigs/aws-ebs-csi-driver#2121: a
-// newer mkfs made what the node's kernel did not mount. What is staged for an old kernel
-// has none of that, though the mkfs makes it.
+// newer mkfs enabled features that the node's kernel does not support. A volume for an old
+// kernel has none of them, although they are mkfs's default.
 func TestOldestKernel(t *testing.T) {
 	// As e2fsprogs 1.47 has it by default; Debian leaves the new features out.
 	conf := filepath.Join(t.TempDir(), "mke2fs.conf")
@@ -641,7 +641,7 @@ func TestOldestKernel(t *testing.T) {
 			f.converge(test.fsType, "staged again")
 		})
 	}
-	t.Run("cut off", func(t *testing.T) { // the second mkfs leaves it out as well
+	t.Run("interrupted", func(t *testing.T) { // the second mkfs disables it as well
 		f := newFixture(t, 320*mib)
 		f.putMark(newMark("v", "ext4", 320*mib))
 		f.put(0, []byte("x"))
@@ -657,8 +657,8 @@ func TestOldestKernel(t *testing.T) {
 	})
 }
 
-// A mkfs that is too old to know a feature is not asked to leave it out; one that does
-// not tell its version is not run.
+// For a mkfs that is too old to know a feature there is no argument to disable it; one that
+// does not print its version is not run.
 func TestOldMkfs(t *testing.T) {
 	gate.Tools(t, "mke2fs")
 	mke2fs, err := exec.LookPath("mke2fs")
@@ -680,7 +680,7 @@ exec %s "$@"
 	r.OldestKernel = "5.4"
 
 	program("mke2fs of no version")
-	wantKind(t, f.stage(r), KindPrecondition, "mke2fs -V", "does not tell its version")
+	wantKind(t, f.stage(r), KindPrecondition, "mke2fs -V", "does not print a version")
 	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}

@@ -7,34 +7,34 @@ import (
 	"strings"
 )
 
-// filesystem is what nodeops knows of one file system type.
+// filesystem describes a file system type.
 type filesystem struct {
-	mkfs      []string // makes one on a blank device; never asks, prints only errors
-	prezeroed []string // added to mkfs when the device is known to read as zeros
-	again     []string // added to mkfs when an earlier one was cut off
-	check     []string // reads a file system through while we hold its device, and exits with 0 if it is sound
-	data      []string // mount options that are always given
-	refused   []string // mount options that make another volume of it
+	mkfs      []string // creates one on a blank device; not interactive, prints only errors
+	prezeroed []string // added to mkfs if the device is known to read as zeros
+	again     []string // added to mkfs after an interrupted one
+	check     []string // checks a file system without writing, while its device is held; exits with 0 if it is sound
+	data      []string // mount options that are always set
+	refused   []string // mount options that would mount another volume
 	features  []feature
 }
 
-// feature is what a mkfs may make of its own accord and an older kernel cannot
-// mount read-write: mkfs comes with the driver's image, the kernel with the node.
+// feature is one that mkfs may enable by default and an older kernel cannot mount
+// read-write: mkfs is part of the driver's image, the kernel of the node.
 type feature struct {
-	kernel version   // the first that mounts it
-	mkfs   version   // the first that knows off, and the feature: others refuse it
-	off    [2]string // what tells mkfs to leave it out; may be given beside others
+	kernel version   // the first that supports it
+	mkfs   version   // the first that knows the feature, and accepts off
+	off    [2]string // arguments that disable it; can be combined with others
 }
 
-// mkfs must not discard: that takes the mark with it, takes minutes on large
-// devices, and turns a wrong answer about what is blank into the loss of everything.
+// mkfs must not discard: that erases the mark, takes minutes on large devices, and after a
+// wrong decision that the device is blank would lose all data.
 var filesystems = map[string]filesystem{
 	"ext4": {
 		// No reserved blocks: they are for a root file system.
 		mkfs: []string{"mke2fs", "-q", "-t", "ext4", "-m", "0", "-E", "nodiscard"},
-		// mke2fs(8) warns that a lazily zeroed journal may replay what an older one
-		// left behind; on storage that reads as zeros there is nothing left.
-		prezeroed: []string{"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}, // the last -E counts
+		// mke2fs(8) warns that a lazily zeroed journal may replay the remains of an older
+		// one; on storage that reads as zeros there are none.
+		prezeroed: []string{"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}, // the last -E takes effect
 		check:     []string{"e2fsck", "-f", "-n"},
 		features: []feature{
 			{version{4, 4}, version{1, 43}, [2]string{"-O", "^metadata_csum_seed"}},
@@ -45,7 +45,7 @@ var filesystems = map[string]filesystem{
 		mkfs:  []string{"mkfs.xfs", "-q", "-K"},
 		again: []string{"-f"},
 		check: []string{"xfs_repair", "-n"},
-		// A clone or restore has its source's UUID, and xfs refuses to mount two of them.
+		// A clone or restore has the UUID of its source, and xfs refuses to mount both.
 		data: []string{"nouuid"},
 		features: []feature{
 			{version{4, 2}, version{4, 2}, [2]string{"-i", "sparse=0"}},
@@ -62,9 +62,9 @@ var filesystems = map[string]filesystem{
 	"btrfs": {
 		mkfs:  []string{"mkfs.btrfs", "-q", "-K"},
 		again: []string{"-f"},
-		// --force: it would open the device exclusively, which we do.
+		// --force: without, it opens the device exclusively, which is held already.
 		check: []string{"btrfs", "check", "--readonly", "--force"},
-		// The whole of it, whatever subvolume was made the default by whoever used it.
+		// The top-level subvolume, even if a user has set another default.
 		data:    []string{"subvolid=5"},
 		refused: []string{"subvol", "subvolid", "device"},
 		features: []feature{
@@ -73,9 +73,9 @@ var filesystems = map[string]filesystem{
 	},
 }
 
-// without returns the arguments with which a mkfs of that version leaves out what
-// the kernel cannot mount.
-func (fs filesystem) without(kernel, mkfs version) []string {
+// disableArgs returns the arguments with which a mkfs of that version disables what the
+// kernel does not support.
+func (fs filesystem) disableArgs(kernel, mkfs version) []string {
 	var args []string
 	for _, f := range fs.features {
 		if kernel.before(f.kernel) && !mkfs.before(f.mkfs) {
@@ -85,12 +85,12 @@ func (fs filesystem) without(kernel, mkfs version) []string {
 	return args
 }
 
-// version is of a kernel or of a program: major, minor, patch.
+// version is that of a kernel or a program: major, minor, patch.
 type version [3]int
 
 func (v version) before(w version) bool { return slices.Compare(v[:], w[:]) < 0 }
 
-// earliest is the first kernel that mounts all that is not in the tables above.
+// earliest is the first kernel that supports all features that are not in the table above.
 var earliest = version{3, 16}
 
 var versionNumber = regexp.MustCompile(`\d{1,4}(\.\d{1,4}){1,2}`)
@@ -104,14 +104,14 @@ func findVersion(text string) (v version, ok bool) {
 	return v, number != ""
 }
 
-// parseKernel reads StageFilesystemRequest.OldestKernel, which is set.
+// parseKernel parses StageFilesystemRequest.OldestKernel, which is not empty.
 func parseKernel(text string) (version, error) {
 	v, ok := findVersion(text)
 	switch {
 	case !ok || versionNumber.FindString(text) != text:
 		return v, faultf(KindInvalid, "oldest kernel %q is not a version such as 5.4 or 5.4.0", text)
 	case v.before(earliest):
-		return v, faultf(KindInvalid, "oldest kernel %s is before 3.16: what it can mount is not known", text)
+		return v, faultf(KindInvalid, "oldest kernel %s is before 3.16, the earliest supported", text)
 	}
 	return v, nil
 }

@@ -38,8 +38,8 @@ func TestParseKernel(t *testing.T) {
 	}
 }
 
-// A mkfs is asked to leave out what it knows and the kernel does not.
-func TestWithout(t *testing.T) {
+// A mkfs disables the features that it knows and the kernel does not support.
+func TestDisableArgs(t *testing.T) {
 	tests := []struct {
 		fsType       string
 		kernel, mkfs version
@@ -57,7 +57,7 @@ func TestWithout(t *testing.T) {
 		{"xfs", version{5, 4}, version{5, 9}, nil},
 	}
 	for _, test := range tests {
-		if got := filesystems[test.fsType].without(test.kernel, test.mkfs); !slices.Equal(got, test.want) {
+		if got := filesystems[test.fsType].disableArgs(test.kernel, test.mkfs); !slices.Equal(got, test.want) {
 			t.Errorf("%s for Linux %v by mkfs %v: %q, want %q", test.fsType, test.kernel, test.mkfs, got, test.want)
 		}
 	}

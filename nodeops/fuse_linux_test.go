@@ -19,17 +19,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuse is an empty file system whose server can hang or die, as a network file
-// system's can. See include/uapi/linux/fuse.h. The server is a process of its own: a
-// test that fails while it waits for it could not even be killed otherwise.
+// fuse is an empty file system whose server can hang or end, like that of a network file
+// system. See include/uapi/linux/fuse.h. The server is a separate process: otherwise a test
+// that fails while it waits for the server could not be killed.
 type fuse struct {
-	server *exec.Cmd
-	hangs  fuseSwitch
-	asked  chan struct{} // has an element once a request hangs
-	die    func()        // ends the server: what is asked from now on is answered with ENOTCONN
+	server    *exec.Cmd
+	hangs     fuseSwitch
+	requested chan struct{} // receives once a request hangs
+	die       func()        // ends the server: requests fail with ENOTCONN from now on
 }
 
-// fuseSwitch tells the server whether to hang.
+// fuseSwitch makes the server hang or respond.
 type fuseSwitch struct {
 	to   io.Writer
 	done chan struct{}
@@ -40,11 +40,11 @@ func (s fuseSwitch) Store(hang bool) {
 	<-s.done
 }
 
-// mountFuse mounts one; whoever calls it unmounts it.
+// mountFuse mounts one; the caller unmounts it.
 func mountFuse(t testing.TB, path string) *fuse {
 	t.Helper()
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EACCES) { // some machines keep it for root
+	if errors.Is(err, unix.EACCES) { // some machines allow it only for root
 		gate.Root(t)
 	}
 	ok(t, err)
@@ -60,7 +60,7 @@ func mountFuse(t testing.TB, path string) *fuse {
 	out, err := server.StdoutPipe()
 	ok(t, err)
 	ok(t, server.Start())
-	f := &fuse{server: server, hangs: fuseSwitch{in, make(chan struct{})}, asked: make(chan struct{}, 1)}
+	f := &fuse{server: server, hangs: fuseSwitch{in, make(chan struct{})}, requested: make(chan struct{}, 1)}
 	ready, over := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(over)
@@ -70,9 +70,9 @@ func mountFuse(t testing.TB, path string) *fuse {
 				close(ready)
 			case "done":
 				f.hangs.done <- struct{}{}
-			case "asked":
+			case "requested":
 				select {
-				case f.asked <- struct{}{}:
+				case f.requested <- struct{}{}:
 				default:
 				}
 			}
@@ -101,8 +101,8 @@ func mountFuse(t testing.TB, path string) *fuse {
 
 func init() { roles = append(roles, gate.Role("fuse", fuseRole)) }
 
-// fuseRole serves the file system whose device it got as descriptor 3. It ends with its
-// input, and by itself where nobody can tell it any more.
+// fuseRole serves the file system of the device that is its descriptor 3. It ends with its
+// input, or after a timeout.
 func fuseRole() {
 	time.AfterFunc(2*time.Minute, func() { os.Exit(1) })
 	var hangs atomic.Bool
@@ -117,7 +117,7 @@ func fuseRole() {
 	buf := make([]byte, 256<<10)
 	for {
 		n, err := unix.Read(3, buf)
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) { // the asker has gone
+		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENOENT) { // the request was aborted
 			continue
 		}
 		if err != nil || n < 40 {
@@ -151,14 +151,14 @@ func fuseRole() {
 			errno = -int32(unix.ENOSYS)
 		}
 		if hangs.Load() {
-			fmt.Println("asked")
+			fmt.Println("requested")
 			continue
 		}
 		out := make([]byte, 16, 16+len(body))
 		le.PutUint32(out[0:], uint32(16+len(body)))
 		le.PutUint32(out[4:], uint32(errno))
 		le.PutUint64(out[8:], unique)
-		_, _ = unix.Write(3, append(out, body...)) // who does not want it any more is gone
+		_, _ = unix.Write(3, append(out, body...)) // fails if the process that sent the request has ended
 		if opcode == 26 {
 			fmt.Println("ready")
 		}

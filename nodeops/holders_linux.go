@@ -11,11 +11,10 @@ import (
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// users names the processes that keep what is mounted at the path busy: those
-// with a file open on it, or their working directory, root or program there. It
-// reads names of links in /proc only and touches nothing on the mount, which may
-// be dead. Processes in other mount namespaces know the same files by other names
-// and are not found.
+// users lists the processes that keep the mount busy: those with a file open on it, or
+// their working directory, root or executable there. It reads only links in /proc and does
+// not access the mount, which may be hung. Processes in other mount namespaces have the
+// same files under other paths and are not found.
 func users(mountPoint string) []string {
 	pids, _ := filepath.Glob("/proc/[0-9]*")
 	slices.SortFunc(pids, func(a, b string) int { return pidIn(a) - pidIn(b) })
@@ -51,7 +50,7 @@ func (n *Node) holders(d Device) ([]Holder, error) {
 	for _, dir := range pids {
 		namespace, err := os.Readlink(dir + "/ns/mnt")
 		if err != nil || seen[namespace] {
-			continue // ended meanwhile, not ours to see, or seen
+			continue // ended, not accessible, or already read
 		}
 		mounts, err := mountapi.TableOf(pidIn(dir))
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 )
 
-// roles are the programs that the test binary doubles as; files add theirs in init.
+// roles are the programs that the test binary can run as; other files add theirs in init.
 var roles []gate.Option
 
 func TestMain(m *testing.M) { gate.Main(m, roles...) }

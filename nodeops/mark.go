@@ -13,41 +13,41 @@ import (
 	"github.com/csikit/csikit/internal/probe"
 )
 
-// A mark stands on a device from before mkfs until the file system is complete. It
-// says: this device was proven blank, so whatever else is on it was left by a mkfs
-// that was cut off. Without it the remains of a mkfs cannot be told from data:
-// neither a superblock nor blkid nor zeros here and there say which of the two it is.
+// A mark is on a device from before mkfs until the file system is complete. It records that
+// the device was proven blank, so that anything else on it was left by an interrupted mkfs.
+// Without it the remains of a mkfs cannot be distinguished from data: neither a superblock
+// nor blkid nor samples of zeros show which of the two it is.
 //
-// Why a mark that is found may be believed:
+// Why a mark that is found can be trusted:
 //
-//   - It is written on a proven blank device alone, made durable and read back in
-//     all its places before mkfs starts, and cleared in all of them before the file
-//     system is mounted for the first time. So while it is whole nobody has had a
-//     file system to put data into.
-//   - It is believed only if it is whole. mkfs writes none of its places (see
-//     markPlaces), so a place that differs shows that somebody else has written, or
-//     that clearing had begun, which is after mkfs had succeeded.
-//   - It starts mkfs again only where there is no complete file system. A user's
-//     file that has the bytes of a mark, even in all the right places, is in a complete
-//     one. What is lost in it is nothing: before such a file system is mounted, a
-//     block is cleared only if it is a mark of this volume that names this place.
-//   - It names volume, size and type. A clone, a copy by dd or a device that was
-//     given to another volume carries the mark of another volume: that is data.
+//   - It is written only to a proven blank device, made durable and read back in all its
+//     places before mkfs starts, and cleared in all of them before the file system is
+//     mounted for the first time. So while it is intact, no file system has existed that
+//     data could have been written to.
+//   - It is trusted only if it is intact. mkfs writes to none of its places (see
+//     markPlaces), so a place that differs shows that another program has written, or that
+//     clearing had begun, which happens after mkfs has succeeded.
+//   - mkfs is repeated only if there is no complete file system. A user's file with the
+//     bytes of a mark, even in all the right places, is in a complete one. It loses no
+//     data: before such a file system is mounted, a block is cleared only if it is a mark
+//     of this volume for this place.
+//   - It contains volume, size and type. A clone, a copy by dd or a device that was
+//     reassigned to another volume has the mark of another volume: that is data.
 //
-// What it cannot know: somebody mounted a file system whose mark was not cleared
-// without csikit, wrote to it, and its superblock was destroyed after that.
+// Not detected: a file system whose mark was not cleared is mounted without csikit,
+// written to, and its superblock is destroyed after that.
 type mark struct {
-	volume string // as markVolume has it
+	volume string // as markVolume returns it
 	fsType string
 	size   int64 // of the device
 
-	// nonce tells one attempt to format from another one: two nodes that format a
-	// device which should be attached to one of them find out before they mount it.
+	// nonce identifies the attempt to format: two nodes that format one device, which
+	// should be attached to only one of them, detect that before they mount it.
 	nonce [16]byte
 }
 
 const (
-	markSize  = 4096 // the largest logical block; less could not be written by itself
+	markSize  = 4096 // the largest logical block size; nothing smaller can be written
 	markMagic = "csikit: mkfs has not finished 1\n"
 )
 
@@ -56,7 +56,7 @@ const (
 type markRecord struct {
 	Magic  [len(markMagic)]byte
 	Size   int64
-	Place  int64 // where the record itself stands
+	Place  int64 // offset of this record
 	FSType [16]byte
 	Nonce  [16]byte
 	Volume [128]byte // the specification's limit for an ID
@@ -69,8 +69,8 @@ func newMark(volumeID, fsType string, size int64) mark {
 	return m
 }
 
-// markVolume is the volume ID, or its hash if it is longer than the specification
-// allows or would not be told from another one by its bytes before the first zero.
+// markVolume returns the volume ID, or its hash if it is longer than the specification
+// allows or contains a NUL byte, after which IDs would not be distinguished.
 func markVolume(id string) string {
 	if len(id) <= 128 && !bytes.Contains([]byte(id), []byte{0}) {
 		return id
@@ -79,20 +79,20 @@ func markVolume(id string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// encode returns the block that stands at the place.
+// encode returns the block for the place.
 func (m mark) encode(place int64) []byte {
 	r := markRecord{Size: m.size, Place: place, Nonce: m.nonce}
 	copy(r.Magic[:], markMagic)
 	copy(r.FSType[:], m.fsType)
 	copy(r.Volume[:], m.volume)
 	block := make([]byte, markSize)
-	n, _ := binary.Encode(block, binary.LittleEndian, r) // fails only for want of room
+	n, _ := binary.Encode(block, binary.LittleEndian, r) // fails only if the buffer is too small
 	sum := sha256.Sum256(block[:n-sha256.Size])
 	copy(block[n-sha256.Size:], sum[:])
 	return block
 }
 
-// decodeMark reads the mark in a block, if it is one.
+// decodeMark decodes the mark in a block, if it is one.
 func decodeMark(block []byte) (m mark, place int64, ok bool) {
 	var r markRecord
 	if len(block) != markSize || string(block[:len(markMagic)]) != markMagic {
@@ -111,8 +111,8 @@ func decodeMark(block []byte) (m mark, place int64, ok bool) {
 	return m, r.Place, bytes.Equal(m.encode(r.Place), block)
 }
 
-// markPlaces returns where the mark stands on a device of that size; nowhere if it
-// is below 1 MiB, where mkfs leaves no room.
+// markPlaces returns the offsets of the mark on a device of that size; none if it is below
+// 1 MiB, where mkfs leaves no room.
 //
 // They were found by recording every write of mke2fs 1.47 (eleven sets of features
 // and options for ext4), mkfs.xfs 6.1 (five) and mkfs.btrfs 6.2 (three) to 2000
@@ -127,8 +127,8 @@ func decodeMark(block []byte) (m mark, place int64, ok bool) {
 //     sixteenth of the device or 1 TiB, and a log of up to 2 GiB in the middle one.
 //   - btrfs writes to the first 70 MiB, to a few blocks that begin below a tenth of
 //     the device behind that, at 256 GiB, and to the last 2 MiB.
-//   - Below 32 MiB bitmaps, inode tables and journal take more than half; they stand in
-//     front of the places, and what is wiped at the end stands behind.
+//   - Below 32 MiB bitmaps, inode tables and journal take more than half; they are before
+//     the places, and what is wiped at the end is behind them.
 //
 // TestMarkSurvivesMkfs repeats it with the installed programs.
 func markPlaces(size int64) []int64 {
@@ -152,17 +152,17 @@ func markPlaces(size int64) []int64 {
 	return places
 }
 
-// A markSearch is what the places of a device's mark hold.
+// A markSearch is what was found in the places of a mark.
 type markSearch struct {
 	places  []int64
 	ours    map[int64][]byte // marks of this volume and size, by place
 	fsTypes map[string]bool  // of ours
 
-	// foreign says what one of the places holds that is neither zero nor ours.
+	// foreign describes one of the places that holds neither zeros nor our mark.
 	foreign string
 }
 
-// searchMark looks for the mark of a volume on the device behind r.
+// searchMark reads the places of a volume's mark on the device behind r.
 func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) {
 	s := markSearch{places: markPlaces(size), ours: make(map[int64][]byte), fsTypes: make(map[string]bool)}
 	for _, place := range s.places {
@@ -176,7 +176,7 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 			s.ours[place] = block
 			s.fsTypes[m.fsType] = true
 		case ok:
-			s.foreign = fmt.Sprintf("the mark of a mkfs.%s for volume %q on a device of %d bytes, which was cut off", m.fsType, m.volume, m.size)
+			s.foreign = fmt.Sprintf("the mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
 		case !bytes.Equal(block, make([]byte, markSize)) && s.foreign == "":
 			s.foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)
 		}
@@ -184,7 +184,7 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 	return s, nil
 }
 
-// whole reports whether all of the mark is there, for a file system of this type.
+// whole reports whether the mark is intact, for a file system of this type.
 func (s markSearch) whole(fsType string) bool {
 	return len(s.places) > 0 && len(s.ours) == len(s.places) && len(s.fsTypes) == 1 && s.fsTypes[fsType]
 }
@@ -193,14 +193,14 @@ func (s markSearch) whole(fsType string) bool {
 func (s markSearch) checkAttempt(m mark) error {
 	for place, block := range s.ours {
 		if !bytes.Equal(block, m.encode(place)) {
-			return errors.New("two format the device at once: it must be attached to one node alone")
+			return errors.New("another node formats the device concurrently: attach it to one node only")
 		}
 	}
 	return nil
 }
 
-// without is the device as it would be without our mark.
-func (s markSearch) without(r io.ReaderAt) io.ReaderAt { return unmarked{r, s.ours} }
+// masked returns the device with zeros in place of our mark.
+func (s markSearch) masked(r io.ReaderAt) io.ReaderAt { return unmarked{r, s.ours} }
 
 type unmarked struct {
 	io.ReaderAt

@@ -117,7 +117,7 @@ func TestSearchMark(t *testing.T) {
 		{"of another volume", other.encode(places[0]), other.encode(places[1]), 0, false, `volume "w"`},
 		{"of another size", large.encode(places[0]), large.encode(places[1]), 0, false, "2097664 bytes"},
 		{"in the wrong place", ours.encode(places[1]), ours.encode(places[0]), 0, false, "mkfs.ext4"},
-		{"cut short", ours.encode(places[0])[:200], ours.encode(places[1]), 1, false, "unknown kind"},
+		{"truncated", ours.encode(places[0])[:200], ours.encode(places[1]), 1, false, "unknown kind"},
 	}
 	for _, test := range tests {
 		dev := make(image, size)
@@ -127,7 +127,7 @@ func TestSearchMark(t *testing.T) {
 		if err != nil || len(s.ours) != test.ours || s.whole("ext4") != test.whole || !strings.Contains(s.foreign, test.foreign) || (s.foreign == "") != (test.foreign == "") {
 			t.Errorf("%s: %d ours, whole %v, foreign %q, %v", test.name, len(s.ours), s.whole("ext4"), s.foreign, err)
 		}
-		// Without our mark the rest is as it is, however it is read.
+		// With our mark masked, the rest is unchanged for any read.
 		for _, n := range []int64{1000, markSize, 3 * markSize, size} {
 			for off := int64(0); off < size; off += n {
 				p := make([]byte, min(n, size-off))
@@ -139,7 +139,7 @@ func TestSearchMark(t *testing.T) {
 						}
 					}
 				}
-				if got, err := s.without(dev).ReadAt(p, off); err != nil || got != len(p) || !bytes.Equal(p, want) {
+				if got, err := s.masked(dev).ReadAt(p, off); err != nil || got != len(p) || !bytes.Equal(p, want) {
 					t.Fatalf("%s: %d bytes at %d read without the mark: %d, %v", test.name, n, off, got, err)
 				}
 			}

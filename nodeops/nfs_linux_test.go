@@ -68,7 +68,7 @@ func (f *nfs) unpublish(pod string) error {
 	return f.node.Unpublish(f.t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: f.target(pod)})
 }
 
-// soon is a context for a call that is to give up waiting.
+// soon returns a context for a call that should time out.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	t.Cleanup(cancel)
@@ -151,8 +151,8 @@ func (f *nfs) write(path, text string) {
 	ok(f.t, os.WriteFile(path, []byte(text), 0o600))
 }
 
-// What a server refuses is final, and nothing is left of it. That an export is not there
-// version 3 does not tell to those who may not have it.
+// If a server refuses a mount, the code is final, and nothing is left of it. Version 3 does
+// not report that an export does not exist to a client without access.
 func TestNFSRefused(t *testing.T) {
 	onEachVersion(t, Config{HelperTimeout: time.Minute}, func(t *testing.T, f *nfs) {
 		export := KindNotFound
@@ -172,8 +172,8 @@ func TestNFSRefused(t *testing.T) {
 	})
 }
 
-// kubernetes-csi/csi-driver-nfs#1271 and its like: a server that does not answer costs
-// its own volumes DEADLINE_EXCEEDED, and nobody else anything.
+// kubernetes-csi/csi-driver-nfs#1271 and similar: if a server does not respond, its own
+// volumes get DEADLINE_EXCEEDED, and others are not affected.
 func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 	onEachVersion(t, Config{}, func(t *testing.T, f *nfs) {
 		ok(t, f.publish("p"))
@@ -182,12 +182,12 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 		faults := map[string]func(){"packets are lost": f.Drop, "interface is down": f.Unplug, "nfsd is stopped": f.Stop}
 		for name, begin := range faults {
 			begin()
-			// The caller gives up before the helper is made to.
+			// The caller times out before the helper does.
 			err := f.node.PublishShare(soon(t), f.request("q"))
 			if status.Code(err) != codes.DeadlineExceeded || !isPending(err) {
 				t.Errorf("%s: publish: %v, want DEADLINE_EXCEEDED and pending", name, err)
 			}
-			// And who waits sees it ended.
+			// And a caller that waits gets its error.
 			if err := hasty.PublishShare(t.Context(), f.request("r")); status.Code(err) != codes.DeadlineExceeded || isPending(err) {
 				t.Errorf("%s: publish: %v, want DEADLINE_EXCEEDED of a helper that was killed", name, err)
 			}
@@ -228,10 +228,10 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 	})
 }
 
-// The pod can go while its server does not answer, where the policy allows it.
+// The pod can be deleted while its server does not respond, if the policy allows it.
 func TestNFSUnpublishWithoutServer(t *testing.T) {
 	onEachVersion(t, Config{}, func(t *testing.T, f *nfs) {
-		f.flags += ",actimeo=0" // who looks at the mount asks the server
+		f.flags += ",actimeo=0" // each access to the mount sends a request
 		for _, tt := range []struct {
 			name   string
 			policy UnmountPolicy
@@ -256,7 +256,7 @@ func TestNFSUnpublishWithoutServer(t *testing.T) {
 				tt.use(t)
 				err = n.Unpublish(soon(t), UnpublishRequest{VolumeID: "v", TargetPath: f.target("p")})
 				if err != nil && status.Code(err) != codes.Aborted && (status.Code(err) != codes.DeadlineExceeded || !isPending(err)) {
-					t.Errorf("who has no time: %v, want ABORTED, or DEADLINE_EXCEEDED and pending", err)
+					t.Errorf("without time left: %v, want ABORTED, or DEADLINE_EXCEEDED and pending", err)
 				}
 				if tt.policy == UnmountWait {
 					f.Mend()

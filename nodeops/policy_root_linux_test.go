@@ -74,7 +74,7 @@ func TestFsckPolicy(t *testing.T) {
 }
 
 // ceph/ceph-csi#859, rook/rook#4914: xfs_repair was run before the log was replayed. It is
-// never run on a file system that somebody may have used.
+// never run on a file system that may have been used.
 func TestNoProgramTouchesAFormattedXFS(t *testing.T) {
 	f := newFixture(t, 320*mib)
 	f.mustStage("xfs")
@@ -88,7 +88,7 @@ func TestNoProgramTouchesAFormattedXFS(t *testing.T) {
 	}
 }
 
-// Where the CO's device cgroup keeps a pod from writing, the device is left alone.
+// If the CO's device cgroup prevents writes of a pod, the device is not changed.
 func TestDeviceCgroup(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	f.with(Config{DeviceCgroup: true})
@@ -101,7 +101,7 @@ func TestDeviceCgroup(t *testing.T) {
 	}
 	ok(t, f.unpublish("rw"))
 
-	// A flag that is left from a driver without the option goes with the first who writes.
+	// A flag left by a driver without the option is cleared by the first read-write publication.
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(t, err)
 	ok(t, d.setReadOnly(true))
@@ -127,9 +127,9 @@ func TestRescan(t *testing.T) {
 	_, err = f.node.Expand(t.Context(), r)
 	wantKind(t, err, KindUncertain, "no luck")
 
-	var asked []string
+	var rescanned []string
 	r.Rescan = func(path string) error {
-		asked = append(asked, path)
+		rescanned = append(rescanned, path)
 		_, err := f.dev.Resize()
 		return err
 	}
@@ -139,8 +139,8 @@ func TestRescan(t *testing.T) {
 			t.Fatalf("expanded to %d: %v", got, err)
 		}
 	}
-	if !slices.Equal(asked, []string{f.dev.Path}) {
-		t.Errorf("rescanned %q, want %s once", asked, f.dev.Path)
+	if !slices.Equal(rescanned, []string{f.dev.Path}) {
+		t.Errorf("rescanned %q, want %s once", rescanned, f.dev.Path)
 	}
 }
 
@@ -167,7 +167,7 @@ func TestStageBlock(t *testing.T) {
 		ok(t, stage(Device{Path: f.dev.Path, Size: 64 * mib}))
 	}
 	wantKind(t, stage(Device{Path: f.dev.Path, Size: 32 * mib}), KindPrecondition, "may be another disk")
-	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), KindPrecondition, "is not there")
+	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), KindPrecondition, "does not exist")
 	if found := f.probeDevice(); found.String() != "blank" || len(f.mounts(f.staging)) > 0 {
 		t.Errorf("the device holds %v, mounted is %v", found, f.mounts(f.staging))
 	}

@@ -23,7 +23,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	if err != nil {
 		return err
 	}
-	// The two paths are looked up, not searched for in a table of thousands.
+	// One lookup per path, not a search in a table of thousands.
 	staged, err := mountapi.At(staging)
 	if err != nil {
 		return err
@@ -47,19 +47,19 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		return faultf(KindPrecondition, "the staging path %s shows %s of a file system, not its root: unstage and stage the volume again", r.StagingTargetPath, source.Root)
 	}
 	if source.SuperReadOnly() && !source.MountReadOnly() && attr&mountapi.ReadOnly == 0 {
-		return faultf(KindPrecondition, "the file system went read-only after an error: unstage the volume, or repair the device")
+		return faultf(KindPrecondition, "the file system went read-only after an error: unstage and stage the volume, or repair the device")
 	}
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
-		return faultf(KindPrecondition, "the volume is staged read-only and cannot be published read-write")
+		return faultf(KindPrecondition, "the volume is staged read-only: unstage and stage it read-write, or publish it read-only")
 	}
 	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return err
 	}
 	if why := corrupted(staging); why != nil {
-		return faultf(KindPrecondition, "what is mounted at the staging path is dead: unstage and stage the volume again: %w", why)
+		return faultf(KindPrecondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
 	}
-	// What the staging mount has, its binds inherit.
+	// A bind mount inherits the attributes of the staging mount.
 	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
 	if len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
@@ -68,14 +68,14 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		return nil
 	}
 	if r.Exclusive {
-		// Of two at once one is to find the other.
+		// Of two concurrent calls, one has to find the other.
 		defer n.lock(fmt.Sprintf("%d:%d", source.Major, source.Minor))()
 		table, err := readTable()
 		if err != nil {
 			return err
 		}
 		if others := table.elsewhere(source, staging, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
+			return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -88,7 +88,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 			return &fault{kind: KindUncertain, err: err}
 		}
 		if major != source.Major || minor != source.Minor {
-			return faultf(KindUncertain, "what is mounted at the staging path changed meanwhile")
+			return faultf(KindUncertain, "the mount at the staging path has changed meanwhile")
 		}
 		return nil
 	}); err != nil {
@@ -108,8 +108,8 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	if err != nil {
 		return err
 	}
-	// The read-only flag is the device's, so its publications come and go one at a
-	// time, whatever their paths.
+	// The read-only flag belongs to the device, so its publications are serialized, not
+	// only those at one path.
 	defer n.lock(dev.name())()
 	table, err := readTable()
 	if err != nil {
@@ -127,10 +127,10 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 		if diff := compareNode(on, dev, r.ReadOnly); len(diff) > 0 {
 			return conflict("something else is published there", diff)
 		}
-		return n.setAccess(dev, r.ReadOnly, others) // it may have been lost since
+		return n.setAccess(dev, r.ReadOnly, others) // it may have been changed since
 	}
 	if r.Exclusive && len(others) > 0 {
-		return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
+		return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
 	}
 	undo, err := makeFile(target)
 	if err != nil {
@@ -144,7 +144,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 				return err
 			}
 			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
-				return faultf(KindUncertain, "%s became another device meanwhile", dev.path)
+				return faultf(KindUncertain, "%s has become another device meanwhile", dev.path)
 			}
 			return nil
 		})
@@ -159,7 +159,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	return nil
 }
 
-// compareNode lists how what is mounted differs from the device's node.
+// compareNode lists the differences between what is mounted and the device's node.
 func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
 	m := on[len(on)-1]
 	if !isNode(m, dev) {
@@ -175,16 +175,16 @@ func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
 	return diff
 }
 
-// setAccess makes the device refuse or accept writes, if it does not yet. All its
-// publications have to agree to that. Mount flags alone do not tell: kubelet binds
-// a publication once more and makes its own copy read-write, which means nothing
-// while the device refuses writes.
+// setAccess makes the device refuse or accept writes, if it does not yet, unless another
+// publication needs the contrary. Mount flags are not sufficient: kubelet bind-mounts a
+// publication again, and its copy is read-write, which has no effect while the device
+// refuses writes.
 func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) error {
 	if n.deviceCgroup {
 		if readOnly {
 			return nil
 		}
-		others = nil // those that are read-only do not ask it of the device
+		others = nil // read-only ones do not depend on the device
 	}
 	now, err := dev.readOnly()
 	if err != nil || now == readOnly {
@@ -199,7 +199,7 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 	return dev.setReadOnly(readOnly)
 }
 
-// bind attaches a copy of source to target, once check has seen what it shows.
+// bind attaches a copy of the mount at source to target, after check has accepted it.
 func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) (err error) {
 	_, done := n.telemetry.step(ctx, "bind")
 	defer func() { done(err) }()
@@ -214,7 +214,7 @@ func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.At
 	return tree.Attach(target)
 }
 
-// makeDirectory makes the target; undo removes it if this call made it.
+// makeDirectory creates the target; undo removes it if this call created it.
 func makeDirectory(target string) (undo func(), err error) {
 	err = os.Mkdir(target, 0o750)
 	if err == nil {
@@ -228,7 +228,7 @@ func makeDirectory(target string) (undo func(), err error) {
 	return func() {}, nil
 }
 
-// makeFile makes the file that a device node is bound to.
+// makeFile creates the file that a device node is mounted on; undo as in makeDirectory.
 func makeFile(target string) (undo func(), err error) {
 	f, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
 	if err == nil {
@@ -272,11 +272,11 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s and is not deleted", target, describe(st))
+		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s, which is not deleted: move the data and remove it", target, describe(st))
 	}
 	err = remove(target)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return faultf(KindPrecondition, "nothing is mounted there, but the directory is not empty and is not deleted: %w", err)
+		return faultf(KindPrecondition, "nothing is mounted there, but the directory is not empty and not deleted: move the data and remove it: %w", err)
 	}
 	if err != nil {
 		return &fault{kind: KindUncertain, err: err}
@@ -284,9 +284,9 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 	return nil
 }
 
-// unmountTarget unmounts what is on the target. The last read-only publication of a
-// block device takes the device's read-only flag along: it would outlive even the
-// attachment of a loop device, and meet whoever gets that device next.
+// unmountTarget unmounts what is on the target. With the last read-only publication of a
+// block device, the device's read-only flag is cleared: it would persist even after a loop
+// device is detached, and affect the next volume on that device.
 func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
@@ -302,8 +302,7 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	last := len(table.nodes(dev, target)) == 0
-	// The flag goes first: once nothing is mounted, a repetition would not find
-	// the device whose flag it has to take along.
+	// The flag is cleared first: once nothing is mounted, a retry could not find the device.
 	var kept error
 	if last {
 		kept = dev.setReadOnly(false)
@@ -318,18 +317,17 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 		kept = dev.setReadOnly(false)
 	}
 	if kept != nil {
-		// A repetition succeeds: a device that is read-only by itself, not by our
-		// flag, must not stop the teardown for ever.
+		// A retry succeeds: a device that is always read-only, not because of our flag,
+		// must not block the teardown for ever.
 		return &fault{kind: KindUncertain, err: kept}
 	}
 	return nil
 }
 
-// readOnlyNode opens the block device whose node is mounted on a path read-only,
-// be it below something else that goes with it. What is taken down is not touched: a published node
-// shows in the table as the mount of a file that has the device's name. And the
-// table is read only where the target is a file, as its directory tells without
-// looking at what is mounted on it.
+// readOnlyNode opens the block device whose node is mounted read-only on a path, also if
+// another mount is on top of it. It does not access the mount: a published node is in the
+// table as the mount of a file with the device's name. The table is read only if the target
+// is a file, which the directory entry shows without crossing the mount.
 func readOnlyNode(target string) (*device, error) {
 	if !mayBeFile(target) {
 		return nil, nil
@@ -358,13 +356,13 @@ func readOnlyNode(target string) (*device, error) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, nil // detached meanwhile, or dead: there is no flag to clear
+		return nil, nil // detached, or failed: there is no flag to clear
 	}
 	return dev, nil
 }
 
-// mayBeFile asks the directory above, which knows the type of what it holds
-// without crossing the mount on it. True means a file, or not known.
+// mayBeFile reads the type of the path from its parent directory, without crossing the
+// mount on it. True means a file, or not known.
 func mayBeFile(p string) bool {
 	dir, err := os.Open(path.Dir(p))
 	if err != nil {
@@ -379,7 +377,7 @@ func mayBeFile(p string) bool {
 			}
 		}
 		if err != nil {
-			return !errors.Is(err, io.EOF) // at the end: there is no such entry, and no mount on it
+			return !errors.Is(err, io.EOF) // at the end: no such entry, so no mount on it
 		}
 	}
 }

@@ -250,7 +250,7 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 	}{
 		{"data at the start", fill(0, "precious"), KindPrecondition, "unknown kind"},
 		{"data at the end", fill(size-8, "precious"), KindPrecondition, "unknown kind"},
-		{"data where an ext backup superblock stands", fill(8*mib, "precious"), KindPrecondition, "unknown kind"},
+		{"data in place of an ext backup superblock", fill(8*mib, "precious"), KindPrecondition, "unknown kind"},
 		{"LUKS", fill(0, "LUKS\xba\xbe"), KindPrecondition, "crypto_LUKS"},
 		{"swap", fill(4086, "SWAPSPACE2"), KindPrecondition, "swap"},
 		{"partition table", fill(510, "\x55\xaa"), KindPrecondition, "dos"},
@@ -258,8 +258,8 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 			_, _, err := f.node.command(t.Context(), 0, "mkfs.ext4", "-q", f.dev.Path)
 			ok(f.t, err)
 		}, KindPrecondition, "ext4 file system"},
-		// The image was cut off below the attached device: reads fail with EIO,
-		// and blkid says the same as of a blank device.
+		// The image was truncated below the attached device: reads fail with EIO,
+		// and blkid reports the same as for a blank device.
 		{"unreadable", func(f *fixture) { ok(f.t, os.Truncate(f.image, 4096)) }, KindInternal, "cannot be read"},
 		{"held by a program", func(f *fixture) {
 			fd, err := unix.Open(f.dev.Path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
@@ -290,7 +290,7 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 		f := newFixture(t, size)
 		r := f.stageRequest("ext4")
 		r.Device.Path = "/dev/csikit-no-such-device"
-		wantKind(t, f.stage(r), KindPrecondition, "is not there")
+		wantKind(t, f.stage(r), KindPrecondition, "does not exist")
 	})
 	t.Run("must hold data", func(t *testing.T) {
 		f := newFixture(t, size)
@@ -539,7 +539,7 @@ func (f *fixture) refusesWrites() bool {
 	return flag
 }
 
-// What stands on top of a publication goes with it, and the flag has to go as well.
+// A mount on top of a publication is unmounted with it, and the flag has to be cleared too.
 func TestBlockBelowAnotherMount(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	ok(t, f.publishBlock("p", func(r *PublishBlockRequest) { r.ReadOnly = true }))
@@ -550,8 +550,8 @@ func TestBlockBelowAnotherMount(t *testing.T) {
 	}
 }
 
-// Read-only and read-write publications of one device at once: whatever succeeds,
-// the device refuses writes exactly while read-only ones are there.
+// Concurrent read-only and read-write publications of one device: whichever succeed, the
+// device refuses writes exactly while read-only ones exist.
 func TestBlockInParallel(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	for i := range 100 {
@@ -588,8 +588,8 @@ func TestBlockInParallel(t *testing.T) {
 	}
 }
 
-// After a restart in a container with a /dev of its own, the publications are
-// recognised by the device they show.
+// After a restart in a container with a separate /dev, the publications are recognised by
+// the device number.
 func TestBlockPublishedFromAnotherDev(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	dev := t.TempDir()
@@ -751,11 +751,11 @@ func TestXFSGrowthIsOnTheDevice(t *testing.T) {
 			f.unstage()
 			f.mustStage("xfs")
 		},
-		"grown by a call that was cut off": func(f *fixture) {
+		"grown by an interrupted call": func(f *fixture) {
 			f.run("xfs_growfs", f.staging)
 			expand(f)
 		},
-		"grown by a stage that was cut off": func(f *fixture) {
+		"grown by an interrupted stage": func(f *fixture) {
 			f.run("xfs_growfs", f.staging)
 			f.mustStage("xfs")
 		},
@@ -783,11 +783,11 @@ func TestXFSGrowthIsOnTheDevice(t *testing.T) {
 	}
 }
 
-// What is cut of an xfs that has grown twice can be mounted. The second growth is one of
-// the last allocation group, which the first has made, and the log begins with it as soon
-// as something else was written: Linux 6.18 cannot replay that without a superblock that
-// knows this group.
-func TestCutOfAGrownXFS(t *testing.T) {
+// A snapshot of an xfs that has grown twice can be mounted. The second growth is one of the
+// last allocation group, which the first has created, and the log begins with it as soon as
+// something else was written: Linux 6.18 cannot replay that without a superblock that
+// includes this group.
+func TestSnapshotOfAGrownXFS(t *testing.T) {
 	f := newFixture(t, 300*mib)
 	f.mustStage("xfs")
 	f.unstage() // the log is empty
@@ -799,12 +799,12 @@ func TestCutOfAGrownXFS(t *testing.T) {
 	}
 	f.write(f.staging+"/file", "data")
 	f.run("sync", "-f", f.staging)
-	cut := newFixture(t, mib)
-	f.run("cp", "--sparse=always", f.image, cut.image)
-	cut.resize(316 * mib)
-	cut.mustStage("xfs")
-	if got, err := os.ReadFile(cut.staging + "/file"); string(got) != "data" {
-		t.Errorf("the cut has %q, %v", got, err)
+	snapshot := newFixture(t, mib)
+	f.run("cp", "--sparse=always", f.image, snapshot.image)
+	snapshot.resize(316 * mib)
+	snapshot.mustStage("xfs")
+	if got, err := os.ReadFile(snapshot.staging + "/file"); string(got) != "data" {
+		t.Errorf("the snapshot has %q, %v", got, err)
 	}
 }
 
@@ -824,9 +824,9 @@ func TestFreshExt4IsFull(t *testing.T) {
 	}
 }
 
-// A call that joined another one's work did none of its own: when its caller gives
-// up just then, it must not report that as success.
-func TestJoinedWorkIsNotOurs(t *testing.T) {
+// A call that waited for another operation has not run its own: if its context ends just
+// then, it must not return success.
+func TestWaitingCallDoesItsOwnWork(t *testing.T) {
 	n, err := New(Config{})
 	ok(t, err)
 	for range 200 {
@@ -855,8 +855,8 @@ func TestJoinedWorkIsNotOurs(t *testing.T) {
 	}
 }
 
-// hetznercloud/csi-driver#1381: udev makes the link of an attached device after a while,
-// and blkid says of a missing one what it says of a blank one.
+// hetznercloud/csi-driver#1381: udev creates the link of an attached device after a while,
+// and blkid reports the same for a missing device as for a blank one.
 func TestStageWaitsForTheDevice(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	node, err := New(Config{DeviceWait: time.Minute})
@@ -908,8 +908,8 @@ func TestMountGroup(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/csi-driver-nfs#558: statistics were asked of a server that was slow
-// already. Where measuring hangs, the last answer is given with its age.
+// kubernetes-csi/csi-driver-nfs#558: statistics were requested from a server that was slow
+// already. If statfs hangs, the last values are returned with their age.
 func TestStatsOfAHungVolume(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	group := new(blocking.Group)
@@ -934,7 +934,7 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	if again != first {
 		t.Errorf("%+v, before %+v", again, first)
 	}
-	// What was unstaged has no last answer.
+	// After Unstage there are no last values.
 	ok(t, node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	ctx, cancel = context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -948,12 +948,12 @@ func TestStatsOfAHungVolume(t *testing.T) {
 }
 
 // kubernetes-sigs/gcp-compute-persistent-disk-csi-driver#1657: a disk was detached while
-// a container had it mounted in a namespace of its own.
+// a container had it mounted in another namespace.
 func TestHolders(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)
 		if h, err := f.node.Holders(t.Context(), Device{Path: f.dev.Path}); err != nil || len(h) > 0 {
-			t.Fatalf("held by %v (%v), want nobody else", h, err)
+			t.Fatalf("held by %v (%v), want no other namespace", h, err)
 		}
 		container := exec.Command("cat")
 		stdin, err := container.StdinPipe()
@@ -998,12 +998,12 @@ func TestStageRefusesDamage(t *testing.T) {
 		f.resize(48 * mib)
 		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "too small")
 	})
-	t.Run("xfs whose mkfs was cut off", func(t *testing.T) {
+	t.Run("xfs with an interrupted mkfs", func(t *testing.T) {
 		f := newFixture(t, 320*mib)
 		f.mustStage("xfs")
 		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.poke(126, 1) // sb_inprogress
-		wantKind(t, f.stage(f.stageRequest("xfs")), KindPrecondition, "did not come to its end")
+		wantKind(t, f.stage(f.stageRequest("xfs")), KindPrecondition, "mkfs was interrupted")
 	})
 	t.Run("ext4 that e2fsck cannot repair", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
@@ -1042,8 +1042,8 @@ func (f *fixture) poke(off int64, b byte) {
 	ok(f.t, err)
 }
 
-// A failure to grow undoes the mount of this call, and leaves that of an earlier
-// one under a code that makes the CO come back.
+// After a failure to grow, the mount of this call is undone; that of an earlier call stays,
+// with a code that makes the CO retry.
 func TestFailureToGrow(t *testing.T) {
 	f := newFixture(t, 320*mib)
 	f.mustStage("xfs")
@@ -1067,8 +1067,9 @@ func TestFailureToGrow(t *testing.T) {
 	f.mustStage("xfs")
 }
 
-// After a reboot all volumes are staged at once, and a stale link may give one device to two.
-func TestOneDeviceForTwoVolumesAtOnce(t *testing.T) {
+// After a reboot all volumes are staged concurrently, and because of a stale link two may
+// have one device.
+func TestOneDeviceForTwoVolumes(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
 	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
@@ -1132,11 +1133,11 @@ func TestStageAfterFilesystemError(t *testing.T) {
 	})
 }
 
-// A call whose caller gives up goes on, is listed, and is joined by the retry.
+// A call whose caller times out stays in flight, is listed, and is joined by the retry.
 func TestWorkOutlivesItsCaller(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	f.mustStage("ext4")
-	// A frozen file system makes mkdir on it wait in the kernel.
+	// On a frozen file system mkdir blocks in the kernel.
 	dir, err := os.Open(f.staging)
 	ok(t, err)
 	defer dir.Close()

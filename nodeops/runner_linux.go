@@ -23,9 +23,8 @@ import (
 	"k8s.io/utils/exec"
 )
 
-// runner starts programs in a process group of their own, so that the end of a
-// deadline kills helpers of helpers as well, and a signal to the driver's group
-// does not interrupt a mkfs.
+// runner starts each program in a process group of its own, so that a timeout also kills
+// its child processes, and a signal to the driver's group does not interrupt a mkfs.
 type runner struct{ exec.Interface }
 
 func newRunner() exec.Interface { return runner{exec.New()} }
@@ -62,8 +61,8 @@ func (c *cmd) Stop() {
 	}
 }
 
-// Run kills what may be killed when this process dies: a mount helper that goes on would
-// mount on top of what the next process has mounted by then.
+// Run has a program with a deadline killed when this process ends: a mount helper that
+// survives would mount on top of what the next process has mounted by then.
 func (c *cmd) Run() error {
 	if c.bounded {
 		runtime.LockOSThread() // prctl(2): the parent is the thread
@@ -80,8 +79,8 @@ func (c *cmd) CombinedOutput() ([]byte, error) {
 	return b, c.ended(err)
 }
 
-// ended makes sure that what was killed or failed is gone, children included: who is
-// told that nothing was done may count on it.
+// ended waits until a program that was killed or failed has ended with all its children:
+// they must not mount anything after an error was returned.
 func (c *cmd) ended(err error) error {
 	if c.killed || err != nil && c.ProcessState != nil {
 		reapGroup(c.Process.Pid)
@@ -92,14 +91,14 @@ func (c *cmd) ended(err error) error {
 	return err
 }
 
-// reapGroup kills what is left of a process group whose leader has ended, and
-// returns when it is gone: a mount helper's child that still waits for a server would
-// mount when that comes back, on a path that by then is another volume's. One
-// that the kernel does not let go keeps this call, and so shows in InFlight.
+// reapGroup kills what is left of a process group whose leader has ended, and returns when
+// it has no processes: a child of a mount helper that still waits for a server would mount
+// when that responds, on a path that may belong to another volume by then. A process in
+// uninterruptible sleep blocks this call, and so is listed by InFlight.
 func reapGroup(pgid int) {
 	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
 		unix.Kill(-pgid, unix.SIGKILL)
-		// Orphans are ours to reap where this process is the container's first.
+		// As PID 1 of a container, this process has to reap orphans.
 		for {
 			if pid, err := unix.Wait4(-pgid, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
 				break
@@ -120,7 +119,7 @@ func groupRuns(pgid int) bool {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		text, _ := os.ReadFile(path)
-		// pid (comm) state ppid pgrp ..., where comm may have anything in it; proc(5)
+		// pid (comm) state ppid pgrp ..., where comm may contain any character; proc(5)
 		_, rest, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
 		if f := strings.Fields(rest); len(f) > 2 && f[2] == strconv.Itoa(pgid) && f[0] != "Z" && f[0] != "X" {
 			return true
@@ -129,26 +128,25 @@ func groupRuns(pgid int) bool {
 	return false
 }
 
-// program is what is to be run.
+// program is a program to run.
 type program struct {
 	name      string
 	args      []string
-	timeout   time.Duration // 0: none, a mkfs is never killed half-way
-	input     *os.File      // standard input; nil: nothing
-	sensitive []string      // words of args that appear neither in a log nor in what is returned
+	timeout   time.Duration // 0: none
+	input     *os.File      // standard input; nil: empty
+	sensitive []string      // mount flags in args that must appear neither in logs nor in errors
 }
 
-// command runs a program to its end and returns its exit status and what it
-// printed. A timeout of 0 means none: a mkfs is never killed half-way, and whether ctx
-// ended plays no part.
+// command runs a program and returns its exit status and output. A timeout of 0 means
+// none: a mkfs is never interrupted, also not by the end of ctx.
 func (n *Node) command(ctx context.Context, timeout time.Duration, name string, args ...string) (status int, output string, err error) {
 	return n.execute(ctx, program{name: name, args: args, timeout: timeout})
 }
 
-// execute is command for a program that needs more.
+// execute is command with further parameters.
 //
-// The output goes to a memory file, not a pipe: a mkfs that outlives this
-// process, when that is killed, must not die of SIGPIPE half-way.
+// The output goes to a memory file, not a pipe: a mkfs that outlives this process must not
+// be interrupted by SIGPIPE.
 func (n *Node) execute(ctx context.Context, p program) (status int, output string, err error) {
 	ctx, done := n.telemetry.step(context.WithoutCancel(ctx), path.Base(p.name))
 	defer func() {
@@ -188,9 +186,9 @@ func (n *Node) execute(ctx context.Context, p program) (status int, output strin
 	var exit exec.ExitError
 	switch {
 	case ctx.Err() != nil && err != nil:
-		return 0, output, fmt.Errorf("%s has not ended after %v and was killed: %w: %s", p.name, p.timeout, ctx.Err(), output)
+		return 0, output, fmt.Errorf("%s was killed after the timeout of %v: %w: %s", p.name, p.timeout, ctx.Err(), output)
 	case errors.Is(err, exec.ErrExecutableNotFound):
-		return 0, "", fmt.Errorf("%s is not installed (or not on PATH): %w", p.name, err)
+		return 0, "", fmt.Errorf("%s is not installed, or not on PATH: %w", p.name, err)
 	case errors.As(err, &exit) && exit.Exited():
 		return exit.ExitStatus(), output, readErr
 	case err != nil:
@@ -199,7 +197,7 @@ func (n *Node) execute(ctx context.Context, p program) (status int, output strin
 	return 0, output, readErr
 }
 
-// hider replaces options that are not to be shown, and their values wherever else they are.
+// hider returns a replacer that hides the given mount flags, and their values anywhere else.
 func hider(sensitive []string) *strings.Replacer {
 	hidden := make(map[string]string)
 	for _, option := range sensitive {
@@ -213,8 +211,8 @@ func hider(sensitive []string) *strings.Replacer {
 			hidden[value] = "(hidden)"
 		}
 	}
-	// The longest first: of two that begin alike, the first one is replaced, and what
-	// the longer one has more would be seen.
+	// The longest first: if one is a prefix of another, the rest of the longer one would be
+	// shown otherwise.
 	var pairs []string
 	for _, text := range slices.SortedFunc(maps.Keys(hidden), func(a, b string) int { return len(b) - len(a) }) {
 		pairs = append(pairs, text, hidden[text])

@@ -25,14 +25,14 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 		return nil
 	}
 	if s.exclusive {
-		// Of two at once one is to find the other.
+		// Of two concurrent calls, one has to find the other.
 		defer n.lock("share " + s.source)()
 		table, err := readTable()
 		if err != nil {
 			return err
 		}
 		if others := table.sharesOf(s, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the volume may be published once and is at %s already", paths(others))
+			return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -40,9 +40,9 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 		return err
 	}
 	failed := n.mountShare(ctx, s, target)
-	// What a helper says of itself does not count: one that was killed may have
-	// mounted just before, and one that succeeded something else, or what a server
-	// of its own serves, which ended meanwhile.
+	// The helper's result is not trusted: one that was killed may have mounted just before,
+	// and one that succeeded may have mounted something else, or a FUSE file system whose
+	// server has ended since.
 	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
@@ -53,13 +53,13 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 			return nil
 		}
 		if failed == nil {
-			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but it mounted something else")}
+			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but mounted something else")}
 		}
 		if err := n.unmountAll(ctx, target); err != nil {
 			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
 		}
 	} else if failed == nil {
-		failed = errors.New("the mount helper succeeded, but nothing is mounted, or it died at once; see the helper's log")
+		failed = errors.New("the mount helper succeeded, but nothing is mounted, or its FUSE server has ended; see the helper's log")
 	}
 	undo()
 	return failed
@@ -104,15 +104,15 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	return err
 }
 
-// isNoSuchShare: the server has no such directory. A helper's exit status is the same for
-// all that a server may say, so the words of strerror(3) are all there is; where they
-// are others, it is a mount that failed like any other.
+// isNoSuchShare reports whether the server has no such directory. The exit status of a
+// helper is the same for all errors of a server, so only the text of strerror(3) shows it;
+// in another locale it is a mount that failed like any other.
 func isNoSuchShare(output string) bool {
 	return strings.Contains(strings.ToLower(output), unix.ENOENT.Error())
 }
 
-// sharesOf returns the mounts of the share, the one at the target and its propagated
-// copies excepted. FUSE shows what it likes as the source, so nothing is found there.
+// sharesOf returns the mounts of the share, except the one at the target and its propagated
+// copies. FUSE servers set any source, so their mounts are not found.
 func (t table) sharesOf(s share, target string) []mountapi.Mount {
 	known := t.locations([]string{target})
 	var others []mountapi.Mount
@@ -124,8 +124,8 @@ func (t table) sharesOf(s share, target string) []mountapi.Mount {
 	return others
 }
 
-// sameTypes are names of one file system: what a helper is called by and what the
-// kernel shows.
+// sameTypes maps further names of a file system type to one of them: helpers and the
+// kernel use different ones.
 var sameTypes = map[string]string{"nfs4": "nfs", "smb3": "cifs"}
 
 func family(fsType string) string {
@@ -137,10 +137,10 @@ func family(fsType string) string {
 
 func sameSource(a, b string) bool { return strings.TrimRight(a, "/") == strings.TrimRight(b, "/") }
 
-// compare lists how what is mounted differs from the share.
+// compare lists the differences between what is mounted and the share.
 func (s share) compare(on []mountapi.Mount) []Difference {
 	m := on[len(on)-1]
-	diff := compareAttr(s.opts.Attr, on) // helpers of FUSE add restrictions of their own
+	diff := compareAttr(s.opts.Attr, on) // helpers of FUSE add restrictions
 	if family(m.FSType) != family(s.fsType) {
 		diff = append(diff, Difference{"file system type", s.fsType, m.FSType})
 	}
@@ -155,7 +155,7 @@ func (s share) compare(on []mountapi.Mount) []Difference {
 		}
 		switch key {
 		case "vers", "sec", "proto":
-		default: // negotiated with the server, or shown in other words
+		default: // negotiated with the server, or shown in another form
 			continue
 		}
 		have, shown := m.SuperOption(key)

@@ -44,12 +44,12 @@ func TestPublishShare(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)
 	target := filepath.Join(pods, "p")
-	asked := func(r *PublishShareRequest) {
+	request := func(r *PublishShareRequest) {
 		r.ReadOnly = true
 		r.MountFlags = []string{"nosuid,nodev", "size=1m"}
 	}
 	for range 2 {
-		ok(t, n.share(t, target, asked))
+		ok(t, n.share(t, target, request))
 	}
 	table, err := readTable()
 	ok(t, err)
@@ -66,7 +66,7 @@ func TestPublishShare(t *testing.T) {
 		{func(r *PublishShareRequest) { r.FSType = "nfs" }, "file system type is tmpfs, want nfs"},
 		{func(r *PublishShareRequest) { r.MountFlags = []string{"noexec"} }, "mount flag noexec is not set"},
 	} {
-		wantKind(t, n.share(t, target, func(r *PublishShareRequest) { asked(r); tt.change(r) }), KindConflict, tt.want)
+		wantKind(t, n.share(t, target, func(r *PublishShareRequest) { request(r); tt.change(r) }), KindConflict, tt.want)
 	}
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
@@ -150,7 +150,7 @@ func TestShareHelperIsMissing(t *testing.T) {
 	}
 }
 
-// What the server does not have, mount.nfs and mount.cifs say with these words alone.
+// mount.nfs and mount.cifs report a missing share only by these texts.
 func TestShareIsMissing(t *testing.T) {
 	n, _, pods := staged(t)
 	for answer, kind := range map[string]Kind{
@@ -168,11 +168,11 @@ func TestShareHelperOfASubtype(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "fuse", `[ "$*" = "server:/share $2 -t fuse.somefs" ] || exit 9; mount -i -n -t tmpfs "$1" "$2"`)
 	err := n.share(t, filepath.Join(pods, "p"), func(r *PublishShareRequest) { r.FSType = "fuse.somefs" })
-	wantKind(t, err, KindInternal, "it mounted something else", "file system type is tmpfs")
+	wantKind(t, err, KindInternal, "mounted something else", "file system type is tmpfs")
 }
 
 // What a helper says does not count, but what is mounted.
-func TestShareHelperThatLies(t *testing.T) {
+func TestShareHelperReportsWrongResult(t *testing.T) {
 	for _, tt := range []struct{ name, script, want string }{
 		{"mounts nothing", "exit 0", "nothing is mounted"},
 		{"mounts something else", `mount -i -n -t tmpfs other:/share "$2"`, "source is other:/share"},
@@ -200,14 +200,14 @@ func TestShareHelperThatLies(t *testing.T) {
 	})
 }
 
-// kubernetes-csi/csi-driver-nfs#1271: one mount.nfs that was given up, but not ended,
-// held every later mount of that server for hours.
+// kubernetes-csi/csi-driver-nfs#1271: one mount.nfs that had timed out, but not ended,
+// blocked every later mount of that server for hours.
 func TestShareHelperThatHangs(t *testing.T) {
 	_, _, pods := staged(t)
 	n, err := New(Config{HelperTimeout: 2 * time.Second})
 	ok(t, err)
 	pids := filepath.Join(t.TempDir(), "pids")
-	// Its children ignore what can be ignored, and outlive it.
+	// Its children ignore signals, and survive it.
 	helper(t, "tmpfs", fmt.Sprintf(`trap '' TERM INT HUP; sh -c 'trap "" TERM; echo $$ >> %[1]s; sleep 600' & sleep 600 & echo $! $$ >> %[1]s; wait`, pids))
 	target := filepath.Join(pods, "p")
 	err = n.share(t, target, nil)
@@ -215,13 +215,13 @@ func TestShareHelperThatHangs(t *testing.T) {
 		t.Errorf("error is %v, want DEADLINE_EXCEEDED", err)
 	}
 	if isPending(err) {
-		t.Error("work goes on")
+		t.Error("work is still in flight")
 	}
 	text, err := os.ReadFile(pids)
 	ok(t, err)
 	for _, pid := range strings.Fields(string(text)) {
 		if state, err := os.ReadFile("/proc/" + pid + "/stat"); err == nil && !bytes.Contains(state, []byte(") Z ")) {
-			t.Errorf("process %s goes on: %s", pid, state)
+			t.Errorf("process %s still runs: %s", pid, state)
 		}
 	}
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
@@ -244,9 +244,9 @@ func init() {
 	}))
 }
 
-// A helper that outlives a driver which is killed mounts on top of what the next driver
-// has mounted.
-func TestShareHelperDiesWithTheDriver(t *testing.T) {
+// A helper that survives a killed driver would mount on top of what the next driver has
+// mounted.
+func TestShareHelperIsKilledWithTheDriver(t *testing.T) {
 	_, _, pods := staged(t)
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	ok(t, unix.Mkfifo(fifo, 0o600))
@@ -262,13 +262,13 @@ func TestShareHelperDiesWithTheDriver(t *testing.T) {
 	ok(t, err)
 	ok(t, driver.Process.Kill())
 	_ = driver.Wait()
-	if _, err := helper.Read(hello); !errors.Is(err, io.EOF) { // once it is dead
+	if _, err := helper.Read(hello); !errors.Is(err, io.EOF) { // once it has ended
 		t.Error(err)
 	}
 }
 
 // INTERNAL is final for kubelet: nothing may be mounted after it.
-func TestShareHelperThatFailsButGoesOn(t *testing.T) {
+func TestShareHelperFailsWithChildRunning(t *testing.T) {
 	n, _, pods := staged(t)
 	pid := filepath.Join(t.TempDir(), "pid")
 	helper(t, "tmpfs", fmt.Sprintf(`(sleep 1; %s) & echo $! > %s; exit 32`, mounts, pid))
@@ -276,12 +276,12 @@ func TestShareHelperThatFailsButGoesOn(t *testing.T) {
 	text, err := os.ReadFile(pid)
 	ok(t, err)
 	if state, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat"); err == nil && !bytes.Contains(state, []byte(") Z ")) {
-		t.Errorf("its child goes on: %s", state)
+		t.Errorf("its child still runs: %s", state)
 	}
 }
 
 // kubernetes-csi/csi-driver-nfs#927: a stale handle kept pods from starting again.
-func TestShareThatIsDead(t *testing.T) {
+func TestStaleShareIsReplaced(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "tmpfs", mounts)
 	target := filepath.Join(pods, "p")
@@ -297,8 +297,8 @@ func TestShareThatIsDead(t *testing.T) {
 
 func init() { roles = append(roles, gate.Role("mount.fuse", mountFuseRole)) }
 
-// mountFuseRole is a mount helper that is its file system's server as well. It ends
-// with its input.
+// mountFuseRole is a mount helper that is also the server of its file system. It ends with
+// its input.
 func mountFuseRole() {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR, 0)
 	if err == nil {
@@ -314,9 +314,9 @@ func mountFuseRole() {
 	fuseRole()
 }
 
-// A server that died, or was killed as part of a helper whose time was up, leaves a mount
-// at which the pod would get ENOTCONN.
-func TestShareThatIsDeadAtOnce(t *testing.T) {
+// A server that has ended, or was killed with a helper that timed out, leaves a mount at
+// which the pod would get ENOTCONN.
+func TestShareThatFailsAfterMount(t *testing.T) {
 	_, _, pods := staged(t)
 	role := gate.RoleCommand(t.Context(), "mount.fuse")
 	run := fmt.Sprintf(`exec env %s %s "$1" "$2"`, strings.Join(role.Env[len(os.Environ()):], " "), role.Path)

@@ -21,7 +21,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	}
 	defer dev.close()
 	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
-		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows a btrfs by that name alone, and would not be understood", dev.path)
+		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows only the path of a btrfs device, so it has to be one in /dev", dev.path)
 	}
 	target, err := path.target()
 	if err != nil {
@@ -43,19 +43,19 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("something else is staged there", diff)
 		}
-		// An earlier call may have ended before it. A final code would make the CO
-		// forget the mount, which stays.
+		// An earlier call may have been interrupted before it. After a final code the CO
+		// would not unmount what stays mounted.
 		if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
 			return &fault{kind: KindUncertain, err: err}
 		}
 		return nil
 	}
-	if err := table.unused(dev, target); err != nil {
+	if err := table.checkUnused(dev, target); err != nil {
 		return err
 	}
-	// Nothing is written for a mount that has no place to go.
+	// Check the target before anything is written to the device.
 	if st, err := os.Lstat(target); err != nil {
-		return faultf(KindPrecondition, "the CO makes the staging directory: %w", err)
+		return faultf(KindPrecondition, "the CO has to create the staging directory: %w", err)
 	} else if !st.IsDir() {
 		return conflict("the staging path is taken", []Difference{{"staging path", "a directory", describe(st)}})
 	}
@@ -67,7 +67,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	}
 	if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
 		if undo := n.unmountAll(ctx, target); undo != nil {
-			return faultf(KindUncertain, "%w; and the mount stays: %w", err, undo)
+			return faultf(KindUncertain, "%w; and it cannot be unmounted: %w", err, undo)
 		}
 		return err
 	}
@@ -87,48 +87,48 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 	return table.refuseFilesystem(dev)
 }
 
-// restage makes a mount anew that is dead. It takes the top one alone: what lies below
-// it may live, and is for the next look.
+// restage replaces a corrupted mount. It unmounts only the top one: the one below may be
+// healthy, and is checked next.
 func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options, table table, why error) error {
 	target := path.path
-	// The dead superblock lives as long as one of its mounts, and is what a new one
-	// would show. No final code: the CO would forget what is mounted.
+	// The failed superblock stays as long as one of its mounts, and a new mount would show
+	// it. No final code: the CO would not unmount what is mounted.
 	on := table.at(target)
 	err := n.notPublished(ctx, table, on[len(on)-1:], target)
 	if err == nil {
 		err = n.unmountTop(ctx, target)
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: fmt.Errorf("what is mounted there is dead (%w), and cannot be mounted anew: %w", why, err)}
+		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount there is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
-	n.log.Warn("unmounted a dead mount, to make it anew", "volume_id", r.VolumeID, "path", target, "error", why)
+	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
 	return n.stageFilesystem(ctx, r, path, opts)
 }
 
-// unused makes sure that the device is not in use but at the target.
-func (t table) unused(dev *device, target string) error {
+// checkUnused checks that the device is not in use except at the target.
+func (t table) checkUnused(dev *device, target string) error {
 	// After a reboot, a stale /dev/disk/by-id link has given one device to two
 	// volumes (hetznercloud/csi-driver#1455).
 	if others := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is mounted at %s already: it is another volume's device, or this volume was unmounted by hand while it was in use", dev.path, paths(others))
+		return faultf(KindPrecondition, "%s is mounted at %s already: it is the device of another volume, or this volume was unmounted manually while in use; unmount it there first", dev.path, paths(others))
 	}
 	if others := t.nodes(dev); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is published as a raw block device at %s", dev.path, paths(others))
+		return faultf(KindPrecondition, "%s is published as a raw block device at %s: unpublish it there first", dev.path, paths(others))
 	}
 	return nil
 }
 
-// mountDevice mounts the device's file system on target, or nothing.
+// mountDevice mounts the device's file system on target.
 func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType string, opts mountapi.Options) (err error) {
 	_, done := n.telemetry.step(ctx, "mount")
 	defer func() { done(err) }()
-	// Two volumes that are staged at once may both have found the device unused.
+	// Two concurrent calls may both have found the device unused.
 	defer n.lock(dev.name())()
 	table, err := readTable()
 	if err != nil {
 		return err
 	}
-	if err := table.unused(dev, target); err != nil {
+	if err := table.checkUnused(dev, target); err != nil {
 		return err
 	}
 	opts.Data = append(slices.Clone(filesystems[fsType].data), opts.Data...)
@@ -136,20 +136,19 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	if err != nil {
 		return mountFault(err)
 	}
-	defer tree.Close() // before anything is undone: it keeps the mount busy
+	defer tree.Close() // before a later unmount: it keeps the mount busy
 	// The path was resolved to a device twice, by us and by the kernel.
 	major, minor, err := treeDevice(tree, fsType)
 	if err != nil {
 		return err
 	}
 	if major != dev.major || minor != dev.minor {
-		return faultf(KindPrecondition, "%s became another device while it was mounted", dev.path)
+		return faultf(KindPrecondition, "%s has become another device while it was mounted: retry", dev.path)
 	}
 	return tree.Attach(target)
 }
 
-// treeDevice returns the number of the block device that a tree of that file
-// system type shows.
+// treeDevice returns the number of the block device of a mount of that file system type.
 func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err error) {
 	if fsType != "btrfs" {
 		root, err := tree.Root()
@@ -167,16 +166,16 @@ func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err er
 	return info.BlockDevice()
 }
 
-// finishStage does what can be done only to a mounted file system. ext4 was
-// grown before, if it could be: a volume that is in use must not fail to stage
-// because it could not, nor a small btrfs.
+// finishStage does what needs a mounted file system. An ext4 was grown before, if possible:
+// that it was not, or that a btrfs is too small to grow, must not fail the staging of a
+// volume.
 func (n *Node) finishStage(ctx context.Context, r StageFilesystemRequest, target string, dev *device, readOnly bool) error {
 	if readOnly {
 		return nil
 	}
-	if r.FSType == "xfs" || r.FSType == "btrfs" && dev.size >= btrfs.LeastGrown {
+	if r.FSType == "xfs" || r.FSType == "btrfs" && dev.size >= btrfs.MinGrownSize {
 		err := n.growMounted(ctx, r.FSType, target, dev)
-		if errors.Is(err, btrfs.ErrBusy) { // as by a balance that mounting resumes, and unmounting only interrupts
+		if errors.Is(err, btrfs.ErrBusy) { // such as a balance, which a mount resumes and an unmount only pauses
 			n.log.Warn("the file system is smaller than its device and cannot be grown now", "volume_id", r.VolumeID, "device", dev.path, "error", err)
 			err = nil
 		}
@@ -187,9 +186,9 @@ func (n *Node) finishStage(ctx context.Context, r StageFilesystemRequest, target
 	return applyMountGroup(target, r.MountGroup)
 }
 
-// applyMountGroup lets the group write to the root of the file system. What is so
-// already is left alone: a chmod or chown would make kubelet walk the whole volume
-// again (its policy OnRootMismatch looks at the root).
+// applyMountGroup lets the group write to the root of the file system. It changes only
+// what differs: after a chmod or chown kubelet would walk the whole volume again (its policy
+// OnRootMismatch checks the root).
 func applyMountGroup(target, group string) error {
 	gid, err := parseGroup(group)
 	if err != nil || gid < 0 {
@@ -209,7 +208,7 @@ func applyMountGroup(target, group string) error {
 		if err := unix.Fchown(fd, -1, gid); err != nil {
 			return &os.PathError{Op: "fchown", Path: target, Err: err}
 		}
-		st.Mode &^= unix.S_ISGID // chown may have taken it
+		st.Mode &^= unix.S_ISGID // chown may have cleared it
 	}
 	const groupWrites = unix.S_ISGID | unix.S_IRWXG
 	if st.Mode&groupWrites != groupWrites {
@@ -220,47 +219,46 @@ func applyMountGroup(target, group string) error {
 	return nil
 }
 
-// prepare makes the device hold a file system that can be mounted. Who holds the
-// device while we look is either a mount, then it can be mounted once more, or a
-// program, then the kernel refuses the mount.
+// prepare ensures that the device holds a file system that can be mounted. If the device is
+// held by a mount, it can be mounted again; if by a program, the kernel refuses the mount.
 func (n *Node) prepare(ctx context.Context, r StageFilesystemRequest, dev *device, readOnly bool) error {
 	release, busy := dev.hold()
 	if busy == nil {
 		defer release()
-	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether somebody holds it is not known
+	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether it is held is not known
 		return busy
 	}
 	found, err := n.probeDevice(ctx, dev, r.VolumeID, busy == nil)
 	if err != nil {
 		return err
 	}
-	// A mark says that its mkfs runs, and has not been seen to end.
+	// A mark means that its mkfs may still be running.
 	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
 		return busy
 	}
 	if found.Kind == probe.Blank || found.interrupted(r.FSType) {
 		switch {
 		case r.MustHoldData:
-			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, but the volume was made from data: it may be the wrong device, or its copy failed", dev.path)
+			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
 		case readOnly:
-			return faultf(KindPrecondition, "%s is blank or was not formatted to the end, and is to be mounted read-only: stage the volume read-write once", dev.path)
+			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
 		}
 		return n.format(ctx, r, dev, found, release)
 	}
 	if found.Kind != probe.Filesystem {
-		return faultf(KindPrecondition, "%s holds %v; it is formatted only when it is blank: "+zeroing, dev.path, found, dev.path)
+		return faultf(KindPrecondition, "%s holds %v and is formatted only if it is blank: "+zeroing, dev.path, found, dev.path)
 	}
 	if found.Type != r.FSType {
-		return faultf(KindPrecondition, "%s holds a %v, the volume is to have %s: use that type; "+zeroing, dev.path, found, r.FSType, dev.path)
+		return faultf(KindPrecondition, "%s holds a %v, but %s was requested: request the type that it has; "+zeroing, dev.path, found, r.FSType, dev.path)
 	}
 	if found.Devices > 1 {
 		return faultf(KindPrecondition, "%s holds one of the %d devices of a %v: a volume is one device", dev.path, found.Devices, found)
 	}
 	if found.Size > dev.size {
-		return faultf(KindPrecondition, "%s has %d bytes but holds a %v: the device is too small for it", dev.path, dev.size, found)
+		return faultf(KindPrecondition, "%s has %d bytes, too small for the %v that it holds: expand the device", dev.path, dev.size, found)
 	}
 	if found.Incomplete {
-		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs did not come to its end, and nothing shows that it was blank before: "+zeroing, dev.path, found.Type, dev.path)
+		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
 	if len(found.mark.ours) > 0 && !readOnly {
 		if err := n.finishFormat(ctx, dev, found); err != nil {
@@ -280,8 +278,8 @@ func (n *Node) prepare(ctx context.Context, r StageFilesystemRequest, dev *devic
 // checkAndGrowExt checks an ext4 that records errors, and grows one that is
 // smaller than its device: offline, where it needs no CAP_SYS_RESOURCE.
 //
-// e2fsck on a mounted file system would destroy it. That the device could be held
-// says that no namespace has it mounted; e2fsck then takes it exclusively itself.
+// e2fsck on a mounted file system would destroy it. That the device could be held shows that
+// it is mounted in no namespace; e2fsck then opens it exclusively itself.
 func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, policy Fsck, release func()) error {
 	release()
 	args := []string{"-p", dev.path}
@@ -331,8 +329,8 @@ func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
 	if err := n.unmountAll(ctx, target); err != nil {
 		return err
 	}
-	// EINVAL, which ends unmountAll, is also the answer for a mount that this
-	// namespace may not take down.
+	// EINVAL, which ends unmountAll, is also the error for a mount that this namespace may
+	// not unmount.
 	if table, err = readTable(); err != nil {
 		return err
 	}
@@ -342,7 +340,7 @@ func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
 	return nil
 }
 
-// notPublished makes sure that what is staged at the target shows nowhere else.
+// notPublished checks that what is staged at the target is mounted nowhere else.
 func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Mount, target string) error {
 	for _, m := range on {
 		others, err := n.unpublishOrphaned(ctx, table.elsewhere(m, target))
@@ -356,15 +354,15 @@ func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Moun
 	return nil
 }
 
-// unpublishOrphaned unpublishes what the caller gives up, and returns the rest.
+// unpublishOrphaned unpublishes the orphaned publications, and returns the others.
 func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount) (rest []mountapi.Mount, err error) {
 	for _, m := range published {
 		if n.isOrphaned == nil || !n.isOrphaned(m.MountPoint) {
 			rest = append(rest, m)
 			continue
 		}
-		n.log.Warn("unpublishing a volume that no pod uses any more", "path", m.MountPoint)
-		// As the only work there, as if the CO had asked for it.
+		n.log.Warn("unpublishing an orphaned publication", "path", m.MountPoint)
+		// Serialized with other operations on the path, as if the CO had requested it.
 		target, err := n.resolve(ctx, m.MountPoint)
 		if err == nil {
 			err = n.serialized(ctx, target, func(ctx context.Context, target resolvedPath) error {
@@ -373,7 +371,7 @@ func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount
 			})
 		}
 		if err != nil {
-			return nil, fmt.Errorf("unpublish it at %s, where no pod uses it: %w", m.MountPoint, err)
+			return nil, fmt.Errorf("unpublish the orphaned publication at %s: %w", m.MountPoint, err)
 		}
 	}
 	return rest, nil
@@ -386,7 +384,7 @@ func mountFault(err error) error {
 	case errors.Is(err, unix.EBUSY):
 		return &fault{kind: KindBusy, err: fmt.Errorf("mount: %w", err)}
 	case errors.Is(err, unix.EEXIST):
-		return faultf(KindPrecondition, "mount: a copy of this btrfs is mounted on this node, and only Linux 6.7 and later mount both: %w", err)
+		return faultf(KindPrecondition, "mount: a copy of this btrfs is mounted on this node, and only Linux 6.7 and later mount both: unmount the copy, or upgrade: %w", err)
 	case errors.Is(err, unix.EINVAL):
 		return &fault{kind: KindPrecondition, err: fmt.Errorf("mount: %w", err)}
 	}
@@ -395,11 +393,11 @@ func mountFault(err error) error {
 
 func unmountFault(target string, err error) error {
 	if errors.Is(err, unix.EBUSY) {
-		who := "a process, perhaps in another mount namespace,"
+		user := "a process, perhaps in another mount namespace,"
 		if pids := users(target); len(pids) > 0 {
-			who = "process " + strings.Join(pids, ", ")
+			user = "process " + strings.Join(pids, ", ")
 		}
-		return faultf(KindBusy, "%s still uses it: %w", who, err)
+		return faultf(KindBusy, "%s still uses it: %w", user, err)
 	}
 	return &fault{kind: KindUncertain, err: err}
 }

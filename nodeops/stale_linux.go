@@ -10,16 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// corruptedErrnos are the answers of a file system that does not come back by itself: the
-// server or the FUSE process is gone, its handles are stale, or it shut itself down.
+// corruptedErrnos are the errors of a file system that does not recover without a new
+// mount: the server or the FUSE process has ended, file handles are stale, or the file
+// system has shut down.
 var corruptedErrnos = []unix.Errno{
 	unix.ENOTCONN, unix.ECONNABORTED, unix.ESTALE, unix.EIO, unix.ESHUTDOWN,
 	unix.EHOSTDOWN, unix.ENODEV, unix.ENXIO, unix.EREMOTEIO,
 }
 
-// dead asks the file system mounted at the path and returns what it answers, if that is
-// one of corruptedErrnos. It may hang, and is never asked on the way to take a mount down,
-// unless Config.Unmount wants to know.
+// corrupted checks the file system mounted at the path and returns its error, if that is
+// one of corruptedErrnos. It may hang, and is not called before an unmount, unless
+// Config.Unmount needs it.
 func corrupted(path string) error {
 	err := probeMount(path)
 	for _, errno := range corruptedErrnos {
@@ -27,7 +28,7 @@ func corrupted(path string) error {
 			return err
 		}
 	}
-	return nil // a server that does not let us look (EACCES, EPERM) is alive
+	return nil // a server that denies access (EACCES, EPERM) is healthy
 }
 
 func probeMount(path string) error {
@@ -41,7 +42,7 @@ func probeMount(path string) error {
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE, &st); err != nil {
 		return &os.PathError{Op: "statx", Path: path, Err: err}
 	}
-	// One that shut itself down knows its root by heart, and ext4 what is in it too.
+	// A file system that has shut down may have the root cached, and ext4 its entries too.
 	if _, err := dir.Readdirnames(1); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -49,8 +50,8 @@ func probeMount(path string) error {
 	return os.NewSyscallError("fgetxattr", err)
 }
 
-// healthyAt returns what is mounted on the path, the top last, once everything dead
-// on top of it is taken away: a living mount is never unmounted.
+// healthyAt unmounts corrupted mounts from the path, down to the first healthy one, and
+// returns what is mounted then, the top last.
 func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, error) {
 	for range 1000 { // as in unmountAll
 		on, err := mountapi.At(path)
@@ -61,7 +62,7 @@ func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, er
 		if why == nil {
 			return on, nil
 		}
-		n.log.Warn("unmounting a dead mount, to make it anew", "path", path, "source", on[len(on)-1].Source, "error", why)
+		n.log.Warn("unmounting a corrupted mount, to mount the volume again", "path", path, "source", on[len(on)-1].Source, "error", why)
 		_, done := n.telemetry.step(ctx, "unmount")
 		_, err = unmount(path)
 		done(err)
@@ -69,5 +70,5 @@ func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, er
 			return nil, unmountFault(path, err)
 		}
 	}
-	return nil, faultf(KindUncertain, "still dead after 1000 unmounts")
+	return nil, faultf(KindUncertain, "the mount is still corrupted after 1000 unmounts")
 }

@@ -25,15 +25,15 @@ func mountedTypes(t *testing.T, path string) []string {
 	return types
 }
 
-// ceph/ceph-csi#2634: a FUSE mount is dead once the plugin restarted.
-func TestPublishReplacesADeadMount(t *testing.T) {
+// ceph/ceph-csi#2634: FUSE mounts are corrupted after a restart of the plugin.
+func TestPublishReplacesACorruptedMount(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target).die()
-	mountFuse(t, target).die() // the plugin had published it once more
+	mountFuse(t, target).die() // published twice by the plugin
 	if corrupted(target) == nil {
-		t.Fatal("a FUSE file system whose server ended is not dead")
+		t.Fatal("a FUSE file system whose server has ended is not corrupted")
 	}
 	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
 	for range 2 {
@@ -45,7 +45,7 @@ func TestPublishReplacesADeadMount(t *testing.T) {
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
 
-func TestPublishLeavesALivingMount(t *testing.T) {
+func TestPublishKeepsAHealthyMount(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
@@ -57,8 +57,8 @@ func TestPublishLeavesALivingMount(t *testing.T) {
 	}
 }
 
-// Below a dead mount there may be one that lives, and holds somebody's data.
-func TestStageLeavesALivingMount(t *testing.T) {
+// Below a corrupted mount there may be a healthy one, with data.
+func TestStageKeepsAHealthyMount(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	ok(t, unix.Mount("precious", f.staging, "tmpfs", 0, ""))
 	f.write(f.staging+"/file", "data")
@@ -69,19 +69,18 @@ func TestStageLeavesALivingMount(t *testing.T) {
 	}
 }
 
-func TestPublishFromADeadStagingPath(t *testing.T) {
+func TestPublishFromACorruptedStagingPath(t *testing.T) {
 	n, staging, pods := staged(t)
 	mountFuse(t, staging).die()
 	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, "p")}
-	wantKind(t, n.PublishFilesystem(t.Context(), r), KindPrecondition, "dead", "stage the volume again")
+	wantKind(t, n.PublishFilesystem(t.Context(), r), KindPrecondition, "corrupted", "stage the volume again")
 	if _, err := os.Lstat(r.TargetPath); err == nil {
 		t.Error("the target was made")
 	}
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
-// shutDown makes an ext4 or xfs shut itself down once its log is written, as after an
-// I/O error.
+// shutDown shuts down an ext4 or xfs after writing its log, as after an I/O error.
 func shutDown(t testing.TB, path string) {
 	t.Helper()
 	const goingDown = 0x8004587d // XFS_IOC_GOINGDOWN, EXT4_IOC_SHUTDOWN: _IOR('X', 125, __u32)
@@ -92,11 +91,11 @@ func shutDown(t testing.TB, path string) {
 }
 
 // kubernetes/kubernetes#73513, kubernetes/kubernetes#77969, openebs/openebs#1461: an xfs that shut itself down answers EIO to
-// everything and was never unmounted, because it was looked at first.
+// everything and was never unmounted, because it was accessed first.
 func TestShutDownFilesystem(t *testing.T) {
 	for _, tt := range fsTable {
 		if tt.fsType == "btrfs" {
-			continue // cannot be told to shut down
+			continue // has no ioctl to shut down
 		}
 		t.Run(tt.fsType, func(t *testing.T) {
 			f := newFixture(t, tt.size)
@@ -106,11 +105,11 @@ func TestShutDownFilesystem(t *testing.T) {
 			ok(t, f.publish("p", nil))
 			shutDown(t, f.staging)
 
-			wantKind(t, f.stage(f.stageRequest(tt.fsType)), KindUncertain, "dead", f.target("p"))
+			wantKind(t, f.stage(f.stageRequest(tt.fsType)), KindUncertain, "corrupted", f.target("p"))
 			if len(f.mounts(f.staging)) != 1 {
 				t.Error("what is published was unmounted")
 			}
-			wantKind(t, f.publish("q", nil), KindPrecondition, "dead")
+			wantKind(t, f.publish("q", nil), KindPrecondition, "corrupted")
 			ok(t, f.unpublish("p"))
 			f.mustStage(tt.fsType)
 			if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
@@ -123,8 +122,8 @@ func TestShutDownFilesystem(t *testing.T) {
 	}
 }
 
-// hungAt publishes what hangs: a FUSE file system whose server does not answer, and a
-// call that waits for it.
+// hungAt publishes a FUSE file system whose server does not respond, and starts a call that
+// waits for it.
 func hungAt(t *testing.T, n *Node, pods string) (target string, server *fuse) {
 	t.Helper()
 	target = filepath.Join(pods, "p")
@@ -132,7 +131,7 @@ func hungAt(t *testing.T, n *Node, pods string) (target string, server *fuse) {
 	server = mountFuse(t, target)
 	server.hangs.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
-	go func() { <-server.asked; cancel() }()
+	go func() { <-server.requested; cancel() }()
 	_, err := n.Stats(ctx, StatsRequest{VolumeID: "v", VolumePath: target})
 	if !isPending(err) {
 		t.Fatalf("error is %v, want one that is pending", err)
@@ -157,7 +156,7 @@ func TestUnpublishOfAHungMount(t *testing.T) {
 			ok(t, err)
 			target, server := hungAt(t, n, pods)
 			if len(n.InFlight()) != 1 {
-				t.Errorf("under way is %v, want the stats", n.InFlight())
+				t.Errorf("in flight is %v, want the stats", n.InFlight())
 			}
 			err = n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target})
 			if status.Code(err) != tt.code {
@@ -186,12 +185,12 @@ func waitIdle(t *testing.T, n *Node) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("still under way: %v", n.InFlight())
+	t.Fatalf("still in flight: %v", n.InFlight())
 }
 
-// Where forcing does not help, because somebody keeps a file open, the path is
-// free all the same; and a mount that lives is only busy, whatever the policy.
-func TestUnpublishLazily(t *testing.T) {
+// If MNT_FORCE is not enough, because a process keeps a file open, the path is free
+// nevertheless; and a healthy mount is only busy, whatever the policy.
+func TestUnpublishLazy(t *testing.T) {
 	_, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
@@ -214,7 +213,7 @@ func TestUnpublishLazily(t *testing.T) {
 	waitIdle(t, lazy)
 }
 
-func TestUnpublishOfALivingBusyMount(t *testing.T) {
+func TestUnpublishOfAHealthyBusyMount(t *testing.T) {
 	_, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
@@ -230,8 +229,8 @@ func TestUnpublishOfALivingBusyMount(t *testing.T) {
 	}
 }
 
-// Work that takes long at a path, such as an expansion, is no sign that its mount hangs;
-// whoever gives up waiting for it is told that it goes on.
+// A long operation on a path, such as an expansion, does not mean that its mount hangs; a
+// caller that times out gets an error that is pending.
 func TestTearDownDuringOtherWork(t *testing.T) {
 	_, staging, pods := staged(t)
 	n, err := New(Config{Unmount: UnmountLazy, UnmountTimeout: 50 * time.Millisecond})
@@ -257,7 +256,7 @@ func TestTearDownDuringOtherWork(t *testing.T) {
 	}
 }
 
-// A caller whose time ends between two attempts is told that work goes on as well.
+// A caller whose context ends between two attempts gets an error that is pending too.
 func TestTearDownOfAHungMountInVain(t *testing.T) {
 	_, _, pods := staged(t)
 	n, err := New(Config{Unmount: UnmountForce, UnmountTimeout: 50 * time.Millisecond})
@@ -265,7 +264,7 @@ func TestTearDownOfAHungMountInVain(t *testing.T) {
 	target := filepath.Join(pods, "p")
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target).hangs.Store(true)
-	end := workAt(t, n, target) // stands for an umount that not even force ends
+	end := workAt(t, n, target) // simulates an umount that MNT_FORCE does not end
 	for _, patience := range []time.Duration{20, 75, 125, 300} {
 		ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
 		if err := n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}); !isPending(err) {
@@ -293,8 +292,8 @@ func TestOrphanedPublication(t *testing.T) {
 	}
 }
 
-// What works on a target that is given up is not disturbed: the target may be
-// half-way published, or its unmount hang.
+// An operation in flight on an orphaned target is not disturbed: the target may be partly
+// published, or its unmount may hang.
 func TestOrphanedPublicationThatIsWorkedOn(t *testing.T) {
 	_, staging, pods := staged(t)
 	n, err := New(Config{IsOrphaned: func(string) bool { return true }})
@@ -314,7 +313,7 @@ func TestOrphanedPublicationThatIsWorkedOn(t *testing.T) {
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
-// workAt is an operation on the path that is under way until end is called.
+// workAt starts an operation on the path that is in flight until end is called.
 func workAt(t *testing.T, n *Node, path string) (end func()) {
 	t.Helper()
 	begun, over := make(chan struct{}), make(chan struct{})

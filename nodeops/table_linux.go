@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table is the mount table at one moment.
+// table is the mount table at one point in time.
 type table []mountapi.Mount
 
 func readTable() (table, error) {
@@ -26,10 +26,10 @@ func readTable() (table, error) {
 	return t, nil
 }
 
-// at returns what is mounted on the path, the top last. Where kubelet's directory
-// is itself a shared bind mount, every mount below it is listed twice, on two
-// parents, and one umount removes both: they count as one. In a stack, the lower
-// mount is the parent of the upper one.
+// at returns what is mounted on the path, the top last. If kubelet's directory is a shared
+// bind mount itself, every mount below it is listed twice, on two parents, and one umount
+// removes both: they count as one. In a stack, the lower mount is the parent of the upper
+// one.
 func (t table) at(p string) []mountapi.Mount {
 	var on []mountapi.Mount
 	for _, m := range t {
@@ -44,8 +44,8 @@ func (t table) at(p string) []mountapi.Mount {
 	return on
 }
 
-// location is where a mount point lies in the file system below it. The copies
-// that propagation makes of one mount have one location, whatever their paths are.
+// location identifies a mount point by its path in the parent mount's file system. The
+// propagated copies of a mount have the same location, whatever their paths are.
 func (t table) location(m mountapi.Mount) string {
 	for _, p := range t {
 		if p.ID == m.ParentID {
@@ -56,7 +56,7 @@ func (t table) location(m mountapi.Mount) string {
 	return m.MountPoint
 }
 
-// locations are where the mounts at the paths lie.
+// locations returns the locations of the mounts at the paths.
 func (t table) locations(paths []string) []string {
 	var known []string
 	for _, m := range t {
@@ -67,8 +67,8 @@ func (t table) locations(paths []string) []string {
 	return known
 }
 
-// elsewhere returns the other mounts of the file system that m shows, those at
-// the given paths and their propagated copies excepted.
+// elsewhere returns the mounts of the same file system as m, except those at the given
+// paths and their propagated copies.
 func (t table) elsewhere(m mountapi.Mount, except ...string) []mountapi.Mount {
 	known := t.locations(except)
 	var others []mountapi.Mount
@@ -80,11 +80,11 @@ func (t table) elsewhere(m mountapi.Mount, except ...string) []mountapi.Mount {
 	return others
 }
 
-// refuseFilesystem reports where the device is mounted as a file system: what that and
-// a raw block user write at once is lost to both.
+// refuseFilesystem returns an error if the device is mounted as a file system: concurrent
+// writes through it and through the raw device corrupt the data.
 func (t table) refuseFilesystem(dev *device) error {
 	if mounted := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}); len(mounted) > 0 {
-		return faultf(KindPrecondition, "the device is mounted as a file system at %s", paths(mounted))
+		return faultf(KindPrecondition, "the device is mounted as a file system at %s: unmount it first", paths(mounted))
 	}
 	return nil
 }
@@ -113,11 +113,10 @@ func (n *Node) mountedDevice(d Device) ([]string, error) {
 	return mountPoints(append(t.elsewhere(asFilesystem), t.nodes(dev)...)), nil
 }
 
-// nodes returns the mounts that show the device's node, but for those at the
-// given paths and their propagated copies. They are told by the device number of
-// what is there: after a restart in a container with a /dev of its own, the same
-// device's node lies in another file system. Looking there cannot hang, these are
-// files in memory.
+// nodes returns the mounts of the device's node, except those at the given paths and their
+// propagated copies. They are identified by the device number of the mounted node: after a
+// restart in a container with a separate /dev, the node of the same device is in another
+// file system. Reading it cannot hang, these file systems are in memory.
 func (t table) nodes(dev *device, except ...string) []mountapi.Mount {
 	known := t.locations(except)
 	var nodes []mountapi.Mount
@@ -141,7 +140,7 @@ func isNode(m mountapi.Mount, dev *device) bool {
 	return unix.Major(rdev) == dev.major && unix.Minor(rdev) == dev.minor
 }
 
-// wanted is what ought to be mounted at a path.
+// wanted is what should be mounted at a path.
 type wanted struct {
 	major, minor uint32
 	root         string
@@ -149,7 +148,7 @@ type wanted struct {
 	attr         mountapi.Attr
 }
 
-// compare lists how what is mounted differs from what is wanted.
+// compare lists the differences between what is mounted and what is wanted.
 func (w wanted) compare(on []mountapi.Mount) []Difference {
 	m := on[len(on)-1]
 	diff := compareAttr(w.attr, on)
@@ -161,7 +160,7 @@ func (w wanted) compare(on []mountapi.Mount) []Difference {
 	add("device", fmt.Sprintf("%d:%d", w.major, w.minor), fmt.Sprintf("%d:%d", m.Major, m.Minor))
 	add("root in the file system", w.root, m.Root)
 	add("file system type", w.fsType, m.FSType)
-	// Those that keep a pod from something; how access times are kept is not worth a conflict.
+	// Only flags that restrict a pod; another handling of access times is no conflict.
 	const restricting = mountapi.NoSuid | mountapi.NoDev | mountapi.NoExec | mountapi.NoSymFollow
 	if surplus := m.MountAttr() &^ w.attr & restricting; surplus != 0 {
 		diff = append(diff, Difference{"mount flag " + surplus.String(), "not set", "set"})
@@ -169,7 +168,8 @@ func (w wanted) compare(on []mountapi.Mount) []Difference {
 	return diff
 }
 
-// compareAttr lists how what is mounted differs from one mount with at least these attributes.
+// compareAttr lists the differences between what is mounted and one mount with at least these
+// attributes.
 func compareAttr(attr mountapi.Attr, on []mountapi.Mount) []Difference {
 	var diff []Difference
 	if len(on) != 1 {
@@ -194,7 +194,7 @@ func access(readOnly bool) string {
 	return "read-write"
 }
 
-// unmountTop takes down the one mount that is on top at the path.
+// unmountTop unmounts only the top mount at the path.
 func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 	_, done := n.telemetry.step(ctx, "unmount")
 	defer func() { done(err) }()
@@ -203,12 +203,12 @@ func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 		return unmountFault(p, err)
 	}
 	if !was {
-		return faultf(KindUncertain, "it went away meanwhile, or the kernel does not let this process unmount it")
+		return faultf(KindUncertain, "it has been unmounted meanwhile, or the kernel does not let this process unmount it")
 	}
 	return nil
 }
 
-// unmountAll is the function of that name as a step of an operation.
+// unmountAll calls the function of that name in a span.
 func (n *Node) unmountAll(ctx context.Context, p string) error {
 	_, done := n.telemetry.step(ctx, "unmount")
 	err := unmountAll(p)
@@ -216,15 +216,15 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 	return err
 }
 
-// unmountBounded is unmountAll, but where the policy allows it does not wait for a file
-// system that is nowhere mounted any more: the kernel takes it off its path first, and
-// then waits for the server, to write what is left, and to end the session (NFSv4, also
-// of a mount that was idle). Nothing could make it give up any more.
+// unmountBounded is unmountAll, but if the policy allows it does not wait for the shutdown of
+// a file system that is mounted nowhere any more: the kernel first removes it from its
+// path, and then waits for the server, to write dirty pages and to end the session (NFSv4,
+// also of an idle mount). That cannot be aborted.
 func (n *Node) unmountBounded(ctx context.Context, p string) error {
 	if n.unmount == UnmountWait {
 		return n.unmountAll(ctx, p)
 	}
-	// A name of its own: what hung on this path before is not ours.
+	// A key of its own: an earlier call that hangs on this path must not be joined.
 	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
 	for {
 		err := n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
@@ -234,16 +234,16 @@ func (n *Node) unmountBounded(ctx context.Context, p string) error {
 		if !isPending(err) {
 			return err
 		}
-		// The table, for a path that is looked up may ask the server.
+		// The table, since a path lookup may block on the server.
 		if table, e := readTable(); e == nil && len(table.at(p)) == 0 {
-			n.log.Warn("the kernel goes on to take down what was unmounted; its server does not answer", "path", p)
+			n.log.Warn("the unmount is still in flight in the kernel, as the server does not respond", "path", p)
 			return nil
 		}
 	}
 }
 
-// unmount is mountapi.Unmount, but does not take a mount for busy at once: a program
-// that is being started, by whomever, has copies of all open files between fork and exec.
+// unmount is mountapi.Unmount, but retries while the mount is busy, for 127 ms: between fork
+// and exec, any program that is being started has copies of all open files.
 func unmount(p string) (bool, error) {
 	for wait := time.Millisecond; ; wait *= 2 {
 		was, err := mountapi.Unmount(p)
@@ -254,8 +254,8 @@ func unmount(p string) (bool, error) {
 	}
 }
 
-// unmountAll takes down everything that is mounted on the path. The bound only
-// guards against somebody who mounts as fast as we unmount.
+// unmountAll unmounts everything that is mounted on the path. The bound is for another
+// process that mounts there as fast as this one unmounts.
 func unmountAll(p string) error {
 	for range 1000 {
 		more, err := unmount(p)
@@ -269,8 +269,8 @@ func unmountAll(p string) error {
 	return faultf(KindUncertain, "still mounted after 1000 unmounts")
 }
 
-// remove deletes what Publish made at the path, an empty directory or an empty
-// file, and nothing else.
+// remove deletes what a publish operation created at the path: an empty directory or an
+// empty file, and nothing else.
 func remove(p string) error {
 	err := os.Remove(p) // unlink or rmdir, never recursive
 	if err == nil || errors.Is(err, fs.ErrNotExist) {

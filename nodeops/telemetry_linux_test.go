@@ -16,7 +16,7 @@ import (
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 )
 
-// recorder is a provider of tracers and meters that keeps what it is told.
+// recorder is a provider of tracers and meters that records everything.
 type recorder struct {
 	metricnoop.MeterProvider
 

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// staged stands for a volume: a tmpfs at a staging path.
+// staged mounts a tmpfs at a staging path in place of a volume.
 func staged(t testing.TB) (n *Node, staging, pods string) {
 	t.Helper()
 	gate.UserNS(t)
@@ -70,8 +70,8 @@ func TestPublishBelowASymlink(t *testing.T) {
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: link + "/p"}))
 }
 
-// Where kubelet's directory is a shared bind mount on itself, one mount below it
-// stands twice in the table at one path, and one umount removes both.
+// If kubelet's directory is a shared bind mount on itself, one mount below it is twice in
+// the table at one path, and one umount removes both.
 func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
 	n, _, pods := staged(t)
 	kubelet := filepath.Join(pods, "kubelet")
@@ -92,7 +92,7 @@ func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
 		}
 	}
 	if seen != 2 {
-		t.Fatalf("the staging mount stands %d times in the table; the test needs 2", seen)
+		t.Fatalf("the staging mount is %d times in the table; the test needs 2", seen)
 	}
 	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: kubelet + "/p", Exclusive: true}
 	for range 2 {
@@ -103,7 +103,7 @@ func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
 
-// Two hundred pods of one volume at once, and the same paths twice.
+// Two hundred concurrent pods of one volume, and each path twice.
 func TestPublishInParallel(t *testing.T) {
 	n, staging, pods := staged(t)
 	var wg sync.WaitGroup
@@ -171,7 +171,7 @@ func TestExclusivePublishInParallel(t *testing.T) {
 	}
 }
 
-// What was measured while the volume went away is nobody's.
+// Values that were measured during an unpublish are not kept.
 func TestStatsDuringUnpublish(t *testing.T) {
 	n, staging, pods := staged(t)
 	target := filepath.Join(pods, "p")
@@ -183,7 +183,7 @@ func TestStatsDuringUnpublish(t *testing.T) {
 				_, _ = n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: target})
 			}
 		})
-		for n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}) != nil { // busy while it is measured
+		for n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}) != nil { // busy during statfs
 		}
 		wg.Wait()
 		if len(n.measured) > 0 {

@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// legacyKinds are the calls that amd64 has from before the *at family, and that C
-// libraries still make.
+// legacyKinds are the calls that the *at family replaced; C libraries on amd64 still use
+// them.
 var legacyKinds = map[uint64]kind{
 	unix.SYS_OPEN:      {name: "open", paths: []int{0}, fd: noFD, counts: func(_ int, a []uint64) bool { return creates(a[1]) }},
 	unix.SYS_CREAT:     {name: "creat", paths: []int{0}, fd: noFD},

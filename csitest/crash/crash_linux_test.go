@@ -431,7 +431,7 @@ func TestWhatTheProgramStarted(t *testing.T) {
 	}
 }
 
-func TestProgramDiesWithTheTest(t *testing.T) {
+func TestProgramIsKilledWithTheTest(t *testing.T) {
 	cmd := gate.RoleCommand(t.Context(), "parent")
 	stdout, err := cmd.StdoutPipe()
 	must(t, err)

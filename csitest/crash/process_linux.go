@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Process is a program under control of this package.
+// A Process is a program that is traced by this package.
 type Process struct {
 	cmd   *exec.Cmd
 	tree  bool
@@ -31,12 +31,12 @@ type Process struct {
 	mu     sync.Mutex
 	armed  bool
 	at     int
-	errno  syscall.Errno // of the call that is due; 0: kill
+	errno  syscall.Errno // of the n-th call; 0: kill
 	calls  []Call
-	waits  map[int]string // which wait a thread is in
+	waits  map[int]string // by thread: the wait call in progress
 	failed bool
 	killed bool
-	ended  bool  // no signal may be sent any more
+	ended  bool  // no more signals may be sent
 	err    error // why tracing failed
 
 	// By thread: whether it stops at its calls, and whether Arm has stopped it.
@@ -45,9 +45,9 @@ type Process struct {
 	failing map[int]syscall.Errno // by thread, between entry and exit; the tracer's
 }
 
-// Start starts cmd, disarmed. The program is traced from its first instruction, and
-// ends at the latest with the calling process. Use Wait of the result: cmd.Wait would
-// take the tracer's events.
+// Start starts cmd, disarmed. The program is traced from its first instruction, and is
+// killed when the calling process ends. Use Process.Wait: cmd.Wait would receive the events
+// of the tracer.
 func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	var c config
 	for _, o := range opts {
@@ -60,7 +60,7 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	attr.Ptrace = true
 	attr.Pdeathsig = syscall.SIGKILL // until PTRACE_O_EXITKILL is set
 	if !attr.Setsid {
-		attr.Setpgid = true // by its group the tracer tells it from the test's other children
+		attr.Setpgid = true // the tracer waits for this process group, not for other children of the test
 	}
 	cmd.SysProcAttr = &attr
 
@@ -87,14 +87,14 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	return p, nil
 }
 
-// Arm counts calls anew from here, and kills the program on entry to the n-th.
-// With 0 it only counts. A call that is in progress does not count.
+// Arm resets the count and counts calls from now on, and kills the program on entry to the
+// n-th. With 0 it only counts. A call in progress does not count.
 func (p *Process) Arm(n int) { p.arm(n, 0) }
 
-// ArmFailure counts calls anew from here, and makes the n-th fail: it does not run,
-// returns errno (which is not 0), and the program goes on. Calls behind it count and
-// run. The return of a wait counts but does not fail, because the kernel would not
-// make it fail either.
+// ArmFailure resets the count and counts calls from now on, and makes the n-th fail: it does
+// not run, returns errno (which must not be 0), and the program continues. Later calls count
+// and run. The return of a wait counts but does not fail, as it would not fail in the
+// kernel.
 func (p *Process) ArmFailure(n int, errno syscall.Errno) { p.arm(n, errno) }
 
 func (p *Process) arm(n int, errno syscall.Errno) {
@@ -107,9 +107,9 @@ func (p *Process) arm(n int, errno syscall.Errno) {
 	}
 }
 
-// While nothing is counted the threads run free: to stop at every call costs a Go
-// program several times what it does itself. kick stops those that do, so that they are
-// watched from then on. It is called with mu held.
+// kick stops the threads that run without stops, so that they are watched from then on.
+// Threads do that while nothing is counted, as stopping at every call makes a Go program
+// several times slower. It is called with mu held.
 func (p *Process) kick() (kicked []int) {
 	if p.ended {
 		return nil
@@ -129,8 +129,8 @@ func (p *Process) kick() (kicked []int) {
 	return kicked
 }
 
-// unwatched tells whether one of the threads may still make a call that is not seen. One
-// that waits in the kernel does not: it stops before it is back.
+// unwatched reports whether one of the threads may still make a call that is not counted.
+// One that is blocked in the kernel cannot: it stops before it returns.
 func (p *Process) unwatched(threads []int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -139,7 +139,7 @@ func (p *Process) unwatched(threads []int) bool {
 	})
 }
 
-// threadState is a letter, as proc_pid_stat(5) has them; empty for a thread that ended.
+// threadState returns the state of proc_pid_stat(5), a letter; "" for a thread that has ended.
 func threadState(pid, tid int) string {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/stat", pid, tid))
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
@@ -149,42 +149,42 @@ func threadState(pid, tid int) string {
 	return fields[0]
 }
 
-// Disarm ends counting and keeps what was counted.
+// Disarm stops counting and keeps the recorded calls.
 func (p *Process) Disarm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.armed = false
 }
 
-// Calls returns what was counted since Arm, in the order of entry. If the program
-// was killed, the last one is the call that did not run any more.
+// Calls returns the calls that were counted since Arm, in the order of entry. If the program
+// was killed by Arm, the last one is the call that did not run.
 func (p *Process) Calls() []Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.calls)
 }
 
-// Killed reports whether the program was killed because its call was due.
+// Killed reports whether the program was killed at the call that Arm selected.
 func (p *Process) Killed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.killed
 }
 
-// Failed reports whether a call was made to fail since ArmFailure.
+// Failed reports whether a call has failed since ArmFailure, because of it.
 func (p *Process) Failed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failed
 }
 
-// Pid returns the id of the process.
+// Pid returns the process ID.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done returns a channel that is closed when the program has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Kill kills the program now, if it runs. It does not wait.
+// Kill kills the program, if it is running. It does not wait.
 func (p *Process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -221,8 +221,8 @@ func (p *Process) kill() {
 	}
 }
 
-// stopDescendants stops what pid has started, so that nothing new is started
-// meanwhile, and returns their ids.
+// stopDescendants stops the descendants of pid, so that they start no more, and returns
+// their IDs.
 func stopDescendants(pid int) []int {
 	var found []int
 	for {
@@ -264,7 +264,7 @@ func parentIDs() map[int]int {
 	return parents
 }
 
-// start starts the program and takes it to its first instruction.
+// start starts the program and stops it at its first instruction.
 func (p *Process) start() error {
 	if err := p.cmd.Start(); err != nil {
 		return err
@@ -280,10 +280,9 @@ func (p *Process) start() error {
 		return fail(os.NewSyscallError("wait4", err))
 	}
 	if !status.Stopped() || status.StopSignal() != unix.SIGTRAP {
-		return fail(fmt.Errorf("unexpected state %#x behind exec", status))
+		return fail(fmt.Errorf("unexpected state %#x after exec", status))
 	}
-	// Forks are not followed: what the program starts is not under control, and
-	// survives it.
+	// Forks are not followed: child processes are not traced, and survive the program.
 	const options = unix.PTRACE_O_TRACECLONE | unix.PTRACE_O_TRACEEXEC | unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_EXITKILL
 	if err := unix.PtraceSetOptions(pid, options); err != nil {
 		return fail(os.NewSyscallError("ptrace", err))
@@ -349,7 +348,7 @@ func (p *Process) trace() error {
 	}
 }
 
-// resume lets a thread go on: to its next call if that is of interest.
+// resume continues a thread: to its next call, if calls are watched.
 func (p *Process) resume(tid, signal int) error {
 	p.mu.Lock()
 	_, failing := p.failing[tid]
@@ -378,8 +377,8 @@ func (p *Process) forget(tid int) {
 	delete(p.kicked, tid)
 }
 
-// systemCall looks at the call on whose entry or exit thread tid has stopped, and
-// kills the program, or lets the call fail, if it is the one.
+// systemCall handles a stop of thread tid on entry to or exit from a call, and if it is the
+// n-th, kills the program or makes the call fail.
 func (p *Process) systemCall(tid int) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

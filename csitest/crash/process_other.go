@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// A Process is a program under control of this package.
+// A Process is a program that is traced by this package.
 type Process struct{}
 
 // Start returns errors.ErrUnsupported on this system.

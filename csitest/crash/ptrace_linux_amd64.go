@@ -5,7 +5,7 @@ import (
 )
 
 // skipCall keeps the kernel from running the call on whose entry thread tid has
-// stopped. The stop on its exit comes all the same.
+// stopped. The thread stops on its exit nevertheless.
 func skipCall(tid int) error {
 	var regs unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &regs); err != nil {

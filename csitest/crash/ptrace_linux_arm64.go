@@ -7,7 +7,7 @@ import (
 )
 
 // skipCall keeps the kernel from running the call on whose entry thread tid has
-// stopped. The stop on its exit comes all the same. The kernel has read the number
+// stopped. The thread stops on its exit nevertheless. The kernel has read the number
 // from its register before the stop, so it is changed where the kernel keeps it.
 func skipCall(tid int) error {
 	number := int32(-1)

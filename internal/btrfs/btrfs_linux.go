@@ -28,7 +28,7 @@ type fsInfo struct {
 // deviceInfo is struct btrfs_ioctl_dev_info_args.
 type deviceInfo struct {
 	id                    uint64
-	_                     [16]byte // its UUID; zero asks by id alone
+	_                     [16]byte // its UUID; zero: select only by id
 	bytesUsed, totalBytes uint64
 	_                     [4056]byte
 }
@@ -47,7 +47,7 @@ func ioctl(dir *os.File, name string, request uintptr, arg unsafe.Pointer) (int,
 	return int(r), nil
 }
 
-// Stat asks the btrfs that dir is a directory of; ENOTTY if it is of another type.
+// Stat queries the btrfs that dir is in; ENOTTY if it is of another type.
 func Stat(dir *os.File) (Info, error) {
 	var a fsInfo
 	if _, err := ioctl(dir, "BTRFS_IOC_FS_INFO", ioctlFSInfo, unsafe.Pointer(&a)); err != nil {
@@ -56,12 +56,12 @@ func Stat(dir *os.File) (Info, error) {
 	return Info{FSID: fsid(a.fsid), Devices: int(a.devices), SectorSize: int64(a.sectorSize), lastDevice: a.maxID}, nil
 }
 
-// ErrDevices says that a btrfs does not consist of one device.
+// ErrDevices means that a btrfs does not consist of exactly one device.
 var ErrDevices = errors.New("btrfs does not consist of one device")
 
-// BlockDevice returns the number of the block device that the btrfs consists of.
-// Sysfs tells it by the device that the kernel has open; of names, as the mount
-// table and BTRFS_IOC_DEV_INFO have them, the kernel keeps what somebody gave it last.
+// BlockDevice returns the number of the block device that the btrfs consists of. Sysfs has
+// that of the device that the kernel has open; the names in the mount table and from
+// BTRFS_IOC_DEV_INFO are the last ones that any process has used.
 func (i Info) BlockDevice() (major, minor uint32, err error) {
 	dir := "/sys/fs/btrfs/" + i.FSID + "/devices"
 	devices, err := os.ReadDir(dir)
@@ -69,7 +69,7 @@ func (i Info) BlockDevice() (major, minor uint32, err error) {
 		return 0, 0, err
 	}
 	if i.Devices != 1 || len(devices) != 1 {
-		return 0, 0, fmt.Errorf("%w but of %d, of which %d are there", ErrDevices, i.Devices, len(devices))
+		return 0, 0, fmt.Errorf("%w but of %d, of which %d are present", ErrDevices, i.Devices, len(devices))
 	}
 	file := dir + "/" + devices[0].Name() + "/dev"
 	text, err := os.ReadFile(file)
@@ -94,11 +94,11 @@ func (i Info) DeviceSize(dir *os.File) (int64, error) {
 	return int64(a.totalBytes), nil
 }
 
-// ErrBusy says that the btrfs does something that goes with no resize, such as a balance.
-var ErrBusy = errors.New("btrfs is being balanced or otherwise rearranged")
+// ErrBusy means that an operation such as a balance excludes a resize.
+var ErrBusy = errors.New("a balance or another exclusive operation of btrfs is running")
 
-// Grow makes the btrfs use all of its one device, of LeastGrown bytes or more. It
-// needs CAP_SYS_ADMIN.
+// Grow grows the btrfs to the size of its device, of MinGrownSize bytes or more. It needs
+// CAP_SYS_ADMIN.
 func (i Info) Grow(dir *os.File) error {
 	var a volArgs
 	copy(a.name[:], fmt.Sprintf("%d:max", i.lastDevice))

@@ -26,7 +26,7 @@ func TestNotBtrfs(t *testing.T) {
 		t.Errorf("error is %v, want ENOTTY", err)
 	}
 	if _, _, err := (Info{FSID: "no such"}).BlockDevice(); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("error is %v, want that it is not there", err)
+		t.Errorf("error is %v, want not exist", err)
 	}
 	if _, err := (Info{Devices: 2}).DeviceSize(dir); !errors.Is(err, ErrDevices) {
 		t.Errorf("error is %v, want %v", err, ErrDevices)

@@ -5,12 +5,12 @@ import (
 	"unsafe"
 )
 
-// page is more than any device asks of the address of a buffer.
+// page is at least the buffer alignment that any device requires.
 const page = 4096
 
-// Aligned returns a reader of r, of size bytes, that reads whole blocks into memory
-// that starts at a page, as a file opened with O_DIRECT demands. block is a power
-// of two that divides size: the logical block size of the device.
+// Aligned returns a reader of r, of size bytes, that reads whole blocks into page-aligned
+// memory, as a file opened with O_DIRECT requires. block is the logical block size of the
+// device: a power of two that divides size.
 func Aligned(r io.ReaderAt, size, block int64) io.ReaderAt {
 	return aligned{r, size, block}
 }

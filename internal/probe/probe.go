@@ -1,10 +1,9 @@
-// Package probe tells what is on a block device by reading it, and nothing
-// else: it is pure, starts no program and writes nothing.
+// Package probe detects what is on a block device by reading it: it is pure, runs no
+// program and writes nothing.
 //
-// Blank is a claim that must be proven, because a device taken for blank is
-// formatted: every place that is looked at must have been read and be zero. A
-// device that cannot be read is an error, never blank (kubernetes/kubernetes#142243,
-// NetApp/trident#418).
+// Blank has to be proven, because a device that is considered blank is formatted: every
+// place that is checked must have been read and be zero. A device that cannot be read is an
+// error, never blank (kubernetes/kubernetes#142243, NetApp/trident#418).
 package probe
 
 import (
@@ -21,14 +20,14 @@ import (
 // Kind is what a device holds.
 type Kind int
 
-// The answers. That it cannot be read is an error instead.
+// The kinds. A device that cannot be read is an error instead.
 const (
-	Blank      Kind = iota // read in every place where something might announce itself, and zero there
-	Filesystem             // a file system whose superblock was understood
+	Blank      Kind = iota // read in every place where a signature may be, and zero there
+	Filesystem             // a file system with a sound superblock
 
-	// Foreign is anything else. Result.Type is blkid's name for it where it is known
-	// (crypto_LUKS, LVM2_member, swap, gpt, dos, ...); ext, xfs or btrfs for one without
-	// a sound superblock in the first place; else "".
+	// Foreign is anything else. Result.Type is blkid's name for it if known (crypto_LUKS,
+	// LVM2_member, swap, gpt, dos, ...); ext, xfs or btrfs for one without a sound primary
+	// superblock; else "".
 	Foreign
 )
 
@@ -38,12 +37,12 @@ type Result struct {
 	Type       string // of a file system: ext2, ext3, ext4, xfs, btrfs; or as Foreign says
 	UUID       string
 	Label      string
-	Size       int64 // bytes that the file system claims; 0 where unknown
+	Size       int64 // bytes, as in the superblock; 0 if unknown
 	BlockSize  int64
-	Incomplete bool // the superblock says that mkfs did not come to its end
-	Clean      bool // the superblock asks for no check: complete, and no error was recorded
-	Full       bool // the file system cannot use more of the device than it does
-	Devices    int  // how many a btrfs consists of, of which this is one; else 0
+	Incomplete bool // according to the superblock, mkfs was interrupted
+	Clean      bool // according to the superblock, no check is needed: complete, and no error was recorded
+	Full       bool // the file system cannot grow on this device
+	Devices    int  // of a btrfs, including this one; else 0
 }
 
 func (r Result) String() string {
@@ -62,8 +61,8 @@ func (r Result) String() string {
 	return r.Type + " data"
 }
 
-// ErrUnreadable says that a device or a part of it could not be read. It is not
-// known what the device holds.
+// ErrUnreadable means that a device or a part of it could not be read, so that it is not
+// known what it holds.
 var ErrUnreadable = errors.New("device cannot be read")
 
 const (
@@ -71,14 +70,14 @@ const (
 	mib = int64(1) << 20
 	gib = int64(1) << 30
 
-	// announced is all that file systems and containers show at the start: the last
-	// is the superblock of btrfs, 4 KiB at 64 KiB.
+	// announced contains all signatures of file systems and containers at the start: the
+	// last is the superblock of btrfs, 4 KiB at 64 KiB.
 	announced = 128 * kib
 )
 
-// Probe reads the device behind r, of size bytes, in several places at once. If
-// its first bytes are blank, which makes most of the work, the functions of
-// beside are called while it is done, and have returned when Probe does.
+// Probe reads the device behind r, of size bytes, with concurrent reads. If its first bytes
+// are blank, which is the longest case, the functions of beside are called concurrently, and
+// have returned when Probe does.
 func Probe(r io.ReaderAt, size int64, beside ...func()) (Result, error) {
 	if size <= 0 {
 		return Result{}, fmt.Errorf("%w: its size is %d bytes", ErrUnreadable, size)
@@ -118,9 +117,9 @@ func Probe(r io.ReaderAt, size int64, beside ...func()) (Result, error) {
 	return Result{Kind: Blank}, nil
 }
 
-// inContainer looks behind the file system for what keeps its own superblock
-// there: half of a mirror looks like a file system from the front, and writing to
-// it would tear the mirror apart. What lies inside of the file system is its users'.
+// inContainer searches behind the file system for containers with a superblock there: half
+// of a mirror looks like a file system from the start, and writing to it would break the
+// mirror. The contents of the file system are not searched.
 func inContainer(r io.ReaderAt, size int64, res Result) (Result, error) {
 	if res.Kind != Filesystem {
 		return res, nil
@@ -132,7 +131,7 @@ func inContainer(r io.ReaderAt, size int64, res Result) (Result, error) {
 	return Result{Kind: Foreign, Type: name}, nil
 }
 
-// unknown names data that does not announce itself at the start of the device.
+// unknown names data without a signature at the start of the device.
 func unknown(r io.ReaderAt, size int64) (Result, error) {
 	name, err := findFar(r, size, 0, func(signature) bool { return true })
 	return Result{Kind: Foreign, Type: name}, err
@@ -141,24 +140,23 @@ func unknown(r io.ReaderAt, size int64) (Result, error) {
 type zone struct{ off, n int64 }
 
 const (
-	// head holds the second headers of LUKS2 (the last begins where it ends), the
-	// first labels of ZFS, and the beginning of a first partition or logical volume,
-	// which is at 1 MiB and has a file system of its own: with its table wiped, the
-	// device is somebody's still.
+	// head holds the second headers of LUKS2 (the last begins where it ends), the first
+	// labels of ZFS, and the beginning of a first partition or logical volume, which is at
+	// 1 MiB and has its own file system: with its table wiped, the device still holds data.
 	head = 4 * mib
 
 	// tail holds the last labels of ZFS, which begin up to 768 KiB before the end,
 	// the second metadata area of LVM (1 MiB), the backup GPT, MD and DRBD.
 	tail = 2 * mib
 
-	// sample holds what stands a little behind the offset that it is read at: the
+	// sample holds what may be a little behind the offset that it is read at: the
 	// backup superblock of an ext of 1 KiB blocks 1 KiB, and the start of an
 	// allocation group of xfs, whose size is rounded up to its blocks, three of them,
 	// 12 KiB. More would prove no more: a request costs more than its bytes.
 	sample  = 16 * kib
 	samples = 64 // that many parts of the device begin with one
 
-	stretch = 256 * kib // is read at once; a large buffer costs more than the request
+	stretch = 256 * kib // size of one read; a larger buffer costs more than another request
 )
 
 // zones are what must be zero for a device to be blank, besides its first bytes.
@@ -177,9 +175,9 @@ func zones(size int64) []zone {
 	return z
 }
 
-// readers is how many read at once, from how long the first read took: on a network
-// disk each of a hundred reads is a round trip to wait for; where it is not, more
-// readers than processors only wait for each other.
+// readers returns the number of concurrent reads, from the latency of the first one: on a
+// network disk each of a hundred reads is a round trip; on a local one, more readers than
+// processors only wait for each other.
 func readers(first time.Duration) int {
 	if first < 500*time.Microsecond {
 		return 2
@@ -216,8 +214,8 @@ func allZero(r io.ReaderAt, zones []zone, readers int) (bool, error) {
 	return !dirty.Load(), errors.Join(errs...)
 }
 
-// offsets lists where, between head and tail, a device whose head was wiped
-// still shows that it is in use: backup superblocks and a coarse sample.
+// offsets lists the places between head and tail that show that a device with a wiped head
+// is in use: backup superblocks and a coarse sample.
 func offsets(size int64) []int64 {
 	var at []int64
 	add := func(off int64) {
@@ -228,7 +226,7 @@ func offsets(size int64) []int64 {
 	add(4 * mib)  // the last place of the second LUKS2 header
 	add(64 * mib) // btrfs superblock mirrors
 	add(256 * gib)
-	// ext backups stand in groups 1 and the powers of 3, 5 and 7 (sparse_super);
+	// ext backups are in groups 1 and the powers of 3, 5 and 7 (sparse_super);
 	// a group is 8 MiB of 1 KiB blocks, 32 MiB of 2 KiB blocks, 128 MiB of 4 KiB blocks.
 	for _, group := range []int64{8 * mib, 32 * mib, 128 * mib} {
 		add(group)

@@ -100,7 +100,7 @@ func TestBackupSuperblocks(t *testing.T) {
 
 // What is done beside the reading is done by the time that it ends, and only where
 // there is much to read.
-func TestBeside(t *testing.T) {
+func TestConcurrentFunctions(t *testing.T) {
 	for _, test := range []struct {
 		bytes map[int64]byte
 		bad   int64
@@ -176,7 +176,7 @@ func TestFilesystems(t *testing.T) {
 }
 
 // What mkfs writes last is undone by hand: the file system is not to be mounted.
-func TestUnfinished(t *testing.T) {
+func TestInterruptedMkfs(t *testing.T) {
 	head := make([]byte, 128*kib)
 	copy(head, "XFSB\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x01\x00")
 	head[126] = 1

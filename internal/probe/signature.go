@@ -14,13 +14,13 @@ type signature struct {
 	// far lists places that depend on the size of the device.
 	far func(size int64) []int64
 
-	// container: what stands in it is not to be used by itself, whatever it looks like.
+	// container: its contents must not be used directly, even if they look like a file system.
 	container bool
 }
 
-// containers go before file systems: one of these is made over an old file system
-// without erasing it, while each mkfs erases them. Others are not: their magic may be
-// a left-over of what was there before the file system.
+// containers are checked before file systems: they are created over an old file system
+// without erasing it, while each mkfs erases them. Others are checked after: their magic may
+// be left from before the file system.
 var containers = []signature{
 	{name: "crypto_LUKS", magic: "LUKS\xba\xbe", at: []int64{0}},
 	{name: "LVM2_member", magic: "LABELONE", at: []int64{0, 512, 1024, 1536}},
@@ -59,8 +59,8 @@ var others = []signature{
 	{name: "dos", magic: "\x55\xaa", at: []int64{510}},
 }
 
-// faraway stands outside of what is read first: at the end of the device, or as the
-// second copy of what was wiped there.
+// faraway are signatures outside of what is read first: at the end of the device, or second
+// copies of what may have been wiped at the start.
 var faraway = []signature{
 	// The two 64 KiB and 4 KiB boundaries before the end of the device.
 	{name: "linux_raid_member", magic: "\xfc\x4e\x2b\xa9", far: func(size int64) []int64 { return []int64{size&^(64*kib-1) - 64*kib, (size - 8*kib) &^ (4*kib - 1)} }, container: true},
@@ -70,14 +70,14 @@ var faraway = []signature{
 	{name: "drbd", magic: "\x83\x74\x02\x6d", far: drbd, container: true},
 	{name: "zfs_member", magic: "\x0c\xb1\xba\x00\x00\x00\x00\x00", far: uberblocks},
 	{name: "zfs_member", magic: "\x00\x00\x00\x00\x00\xba\xb1\x0c", far: uberblocks},
-	// The second header of LUKS2 stands behind the first, which has one of these sizes.
+	// The second header of LUKS2 is behind the first, which has one of these sizes.
 	{name: "crypto_LUKS", magic: "SKUL\xba\xbe", at: []int64{16 * kib, 32 * kib, 64 * kib, 128 * kib, 256 * kib, 512 * kib, mib, 2 * mib, 4 * mib}},
 	{name: "btrfs", magic: "_BHRfS_M", at: []int64{64*mib + 64, 256*gib + 64}},
 	{name: "ext", magic: "\x53\xef", at: []int64{8*mib + kib + 0x38, 32*mib + 0x38, 128*mib + 0x38}},
 	{name: "gpt", magic: "EFI PART", far: func(size int64) []int64 { return []int64{size - 512, size - 4*kib} }},
 }
 
-// drbd's internal metadata end the device: here is the magic of versions 8 and 9.
+// drbd's internal metadata is at the end of the device: the magic of versions 8 and 9.
 func drbd(size int64) []int64 { return []int64{size&^(4*kib-1) - 4*kib + 60} }
 
 // uberblocks of ZFS fill the second half of its four labels of 256 KiB, two at
@@ -106,8 +106,7 @@ func find(table []signature, head []byte) string {
 	return ""
 }
 
-// findFar names the first faraway signature that is wanted and stands at or
-// behind offset from.
+// findFar names the first wanted faraway signature at or behind the offset from.
 func findFar(r io.ReaderAt, size, from int64, wanted func(signature) bool) (string, error) {
 	for _, s := range faraway {
 		if !wanted(s) {

@@ -48,7 +48,7 @@ func ext(head []byte, size int64) (Result, bool) {
 	case compat&extCompatJournal != 0:
 		r.Type = "ext3"
 	}
-	// A journal to replay does not make it unclean: mounting replays it.
+	// A journal that has to be replayed does not count as unclean: the mount replays it.
 	state := le.Uint16(sb[0x3a:])
 	r.Clean = state&extStateValid != 0 && state&extStateErrors == 0
 	r.Full = extFull(sb, int64(blocks), size/blockSize, blockSize)
@@ -96,15 +96,15 @@ func xfs(head []byte, size int64) (Result, bool) {
 	return r, true
 }
 
-// XFSSize returns how many bytes the xfs claims whose superblock begins head; 0 if
-// there is none.
+// XFSSize returns the size in bytes from the xfs superblock at the start of head; 0 if there
+// is none.
 func XFSSize(head []byte) int64 {
 	r, _ := xfs(head, 0)
 	return r.Size
 }
 
 // XFSFull reports whether an xfs of fsSize bytes can use no more of a device
-// of size bytes: a last allocation group below 64 blocks is not made.
+// of size bytes: a last allocation group below 64 blocks is not created.
 func XFSFull(fsSize, blockSize, size int64) bool { return size-fsSize < 64*blockSize }
 
 func btrfs(head []byte, size int64) (Result, bool) {
@@ -113,7 +113,7 @@ func btrfs(head []byte, size int64) (Result, bool) {
 		return Result{}, false
 	}
 	sb := head[at : at+4096]
-	// mkfs.btrfs gives the superblock another magic until all the rest is written.
+	// mkfs.btrfs writes another magic until everything else is written.
 	magic := string(sb[0x40:0x48])
 	unfinished := magic == "!BHRfS_M"
 	if magic != "_BHRfS_M" && !unfinished {
@@ -138,6 +138,6 @@ func btrfs(head []byte, size int64) (Result, bool) {
 	}, true
 }
 
-// BtrfsFull reports whether a btrfs that uses so many bytes of a device of size
-// bytes can use no more of it: it uses whole sectors.
+// BtrfsFull reports whether a btrfs that uses used bytes of a device of size bytes can use
+// no more of it: it uses whole sectors.
 func BtrfsFull(used, sector, size int64) bool { return size-used < max(sector, 4096) }

@@ -1,5 +1,4 @@
-// Package versus measures two ways to do one thing beside each other, for
-// benchmarks whose result is a ratio.
+// Package versus benchmarks two implementations against each other; the result is a ratio.
 package versus
 
 import (
@@ -8,23 +7,23 @@ import (
 	"time"
 )
 
-// Way is one of the two.
+// Way is one of the two implementations.
 type Way struct {
 	Name  string
-	Do    func() error // is measured
-	Undo  func() error // follows each Do and is not measured; may be nil
-	Times int          // in each round; 0 is once. What is fast needs more.
+	Do    func() error // measured
+	Undo  func() error // called after each Do, not measured; may be nil
+	Times int          // runs per round; 0 means one. Fast ones need more.
 }
 
-// Ratio runs both ways in turn, so that both have the same machine in the same
-// mood, and reports the median of each and how many times faster ours is.
+// Ratio alternates between the two, so that both run under the same load, and reports the
+// median of each and how many times faster ours is.
 func Ratio(b *testing.B, theirs, ours Way) {
 	var slow, fast []time.Duration
 	for b.Loop() {
 		slow = theirs.round(b, slow)
 		fast = ours.round(b, fast)
 	}
-	b.ReportMetric(0, "ns/op") // of both together: means nothing
+	b.ReportMetric(0, "ns/op") // suppress it: the sum of both has no meaning
 	b.ReportMetric(Micros(slow), "µs/"+theirs.Name)
 	b.ReportMetric(Micros(fast), "µs/"+ours.Name)
 	b.ReportMetric(Micros(slow)/Micros(fast), "times-faster")
