@@ -16,7 +16,8 @@ type call struct {
 	idPrefix string
 	id       uint64 // 0: none
 
-	meters *meters // set by Metrics; nil: nobody counts
+	meters  *meters // set by Metrics; nil: nothing is counted
+	guarded guarded // set by Recovery
 
 	// Set by Logging.
 	method string
@@ -50,6 +51,12 @@ func enter(ctx context.Context) (context.Context, *call) {
 	}
 	c := &call{Context: ctx}
 	return c, c
+}
+
+// within returns another call for an interceptor that finds its fields in c in use, by
+// the same interceptor further out. It has the same ID and meters.
+func (c *call) within(ctx context.Context) *call {
+	return &call{Context: ctx, idPrefix: c.idPrefix, id: c.id, meters: c.meters}
 }
 
 func (c *call) requestID() string {

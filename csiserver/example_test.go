@@ -15,6 +15,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/volumelock"
+	"go.opentelemetry.io/otel"
 	"google.golang.org/grpc"
 )
 
@@ -23,14 +24,12 @@ import (
 func ExampleNew() {
 	info := csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"}
 	_, err := csiserver.New(info,
-		csiserver.WithNode(&shareNode{}),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_OFFLINE))
 	fmt.Println(strings.ReplaceAll(err.Error(), ": ", ":\n  "))
 
 	// The controller of this plugin runs in another process. Both have to report
 	// the same plugin capabilities.
 	_, err = csiserver.New(info,
-		csiserver.WithNode(&shareNode{}),
 		csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_OFFLINE))
 	fmt.Println(err)
@@ -43,8 +42,8 @@ func ExampleNew() {
 	// <nil>
 }
 
-// A process that has died leaves its socket behind, and the next one takes its
-// place. Anything else in the way is left alone.
+// A process that has died leaves its socket file behind, and the next Listen replaces
+// it. Listen removes no other file.
 func ExampleListen() {
 	dir, err := os.MkdirTemp("", "csikit")
 	if err != nil {
@@ -74,14 +73,14 @@ func ExampleListen() {
 	// Srw-------
 }
 
-// Each layer works in a gRPC server of your own, too.
+// Each interceptor works in a gRPC server of your own, too.
 func ExampleInterceptor() {
 	ids, calls, statuses := csiserver.RequestIDs(), csiserver.Logging(slog.Default()), csiserver.StatusNormalization()
 	server := grpc.NewServer(
 		grpc.ChainUnaryInterceptor(ids.Unary, calls.Unary, statuses.Unary),
 		grpc.ChainStreamInterceptor(ids.Stream, calls.Stream, statuses.Stream),
 	)
-	csi.RegisterNodeServer(server, &shareNode{})
+	csi.RegisterNodeServer(server, csi.UnimplementedNodeServer{}) // yours
 	fmt.Println(len(server.GetServiceInfo()))
 	// Output:
 	// 1
@@ -99,8 +98,8 @@ func ExampleRequestID() {
 	// <nil>
 }
 
-// A call that is refused for its number is retried by every caller in Kubernetes.
-// Probe and whatever only asks go on.
+// Every caller in Kubernetes retries a call that exceeds InFlight. Other methods, such as
+// Probe, are not affected.
 func ExampleLimits() {
 	limits, err := csiserver.Limits(map[string]csiserver.Limit{
 		"NodeStageVolume":    {Timeout: 110 * time.Second, InFlight: 16},
@@ -125,12 +124,10 @@ func ExampleLimits() {
 	// limit of NodeStage: CSI has no such method
 }
 
-// The page takes the snapshot functions of locks and of calls that hang in the
-// kernel as they are.
+// The debug page takes the Snapshot methods of locks and of calls that hang in the
+// kernel without an adapter.
 func ExampleServer_Health() {
-	server, err := csiserver.New(
-		csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"},
-		csiserver.WithNode(&shareNode{}))
+	server, err := csiserver.New(csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"})
 	if err != nil {
 		panic(err)
 	}
@@ -153,4 +150,53 @@ func ExampleServer_Health() {
 	// locks: 1
 	//   KEY               MODE       RPC
 	//   volume "share-1"  exclusive  NodeStageVolume
+}
+
+// Metrics and traces go to whatever providers a program sets up: the SDK of
+// OpenTelemetry with an exporter for Prometheus, or the global ones, as here.
+func ExampleWithMeterProvider() {
+	var locks volumelock.Table
+	if err := locks.Instrument(otel.GetMeterProvider()); err != nil {
+		panic(err)
+	}
+	_, err := csiserver.New(
+		csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"},
+		csiserver.WithMeterProvider(otel.GetMeterProvider()),
+		csiserver.WithTracerProvider(otel.GetTracerProvider()),
+		csiserver.WithInterceptors(volumelock.Interceptor(&locks, volumelock.WithRequestID(csiserver.RequestID))))
+	fmt.Println(err)
+	// Output:
+	// <nil>
+}
+
+// Health pages and a registration with kubelet run beside the server. A page of a metrics
+// library fits into the same mux.
+func ExampleWithHealth() {
+	dir, err := os.MkdirTemp("", "csikit")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	server, err := csiserver.New(csiserver.Info{Name: "csi.example.com", VendorVersion: "v1.2.3"})
+	if err != nil {
+		panic(err)
+	}
+	lis, err := csiserver.Listen("unix://" + filepath.Join(dir, "csi.sock"))
+	if err != nil {
+		panic(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/", server.Health())
+	mux.Handle("/metrics", http.NotFoundHandler()) // promhttp.Handler()
+	ctx, stop := context.WithCancel(context.Background())
+	err = server.Serve(ctx, lis,
+		csiserver.WithHealth("127.0.0.1:0", mux), // usually ":9808"
+		csiserver.WithBackground("registration", func(ctx context.Context) error { // registrar.Serve
+			stop() // a driver serves until SIGTERM
+			<-ctx.Done()
+			return nil
+		}))
+	fmt.Println(err)
+	// Output:
+	// <nil>
 }

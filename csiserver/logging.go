@@ -101,8 +101,8 @@ func (l *callLog) interceptor() Interceptor {
 // enter makes an entry of a call for the list of those under way.
 func (l *callLog) enter(ctx context.Context, method string) (context.Context, *call) {
 	ctx, c := enter(ctx)
-	if c.method != "" { // on another list already, of a layer further out
-		c = &call{Context: ctx, idPrefix: c.idPrefix, id: c.id, meters: c.meters}
+	if c.method != "" { // on the list of a Logging further out
+		c = c.within(ctx)
 		ctx = c
 	}
 	c.method = method

@@ -57,6 +57,10 @@ func Metrics(mp metric.MeterProvider) (Interceptor, error) {
 	if mp == nil {
 		mp = noop.NewMeterProvider()
 	}
+	// Not built on the reporter of go-grpc-middleware: it does not report a call that
+	// panics or whose goroutine exits, which would remain in flight for ever, and reads
+	// the clock five times. It takes 0.08 of one Marshal and 3 allocations without
+	// counting anything, all of this 0.06 and 2 (BenchmarkInterceptors).
 	m, err := newMeters(mp.Meter(scope))
 	if err != nil {
 		return Interceptor{}, fmt.Errorf("make instruments: %w", err)

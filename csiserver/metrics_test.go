@@ -209,6 +209,7 @@ func TestMetricsInsideRecovery(t *testing.T) {
 	if got, want := l.all(), map[string]int64{
 		"csikit.csiserver.rpc.duration{code=Internal,method=/csi.v1.Node/NodeUnpublishVolume}": 1,
 		"csikit.csiserver.rpc.in_flight{method=/csi.v1.Node/NodeUnpublishVolume}":              0,
+		"csikit.csiserver.panics{method=/csi.v1.Node/NodeUnpublishVolume}":                     1,
 	}; !maps.Equal(got, want) {
 		t.Errorf("counted %v, want %v", got, want)
 	}

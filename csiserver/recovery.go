@@ -7,77 +7,124 @@ import (
 	"runtime/debug"
 
 	"github.com/csikit/csikit/csispec"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 )
 
 // Recovery turns a panic of a handler into an error, and logs its value and
 // stack at error level, stripped of the secrets of the request. The caller
-// learns no more than the request ID; under [StatusNormalization] it gets the
-// same code as for any error whose outcome is unknown. An error that panics when it
-// is asked for its text, as a nil pointer in an error may, is caught here as well.
+// gets only the request ID; under [StatusNormalization] it gets the
+// same code as for any error whose outcome is unknown. An error whose Error method
+// panics, as that of a nil pointer in an error may, is handled in the same way.
 //
 // A panic on a goroutine that the handler started still ends the process: no
-// interceptor can catch it. A call whose goroutine ends by runtime.Goexit is logged
+// interceptor can recover it. A call whose goroutine ends by runtime.Goexit is logged
 // and counted as a panic, but never answered.
-//
-// The recovery of go-grpc-middleware has no place for the request, of which the
-// value and the stack of a panic may hold secrets.
 func Recovery(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
-	return recovery(orDiscard(logger), newInterceptorConfig(opts))
+	return newRecovery(orDiscard(logger), newInterceptorConfig(opts))
 }
 
-func recovery(logger *slog.Logger, c interceptorConfig) Interceptor {
-	redactKeys := c.redactKeys
-	caught := func(ctx context.Context, method string, req any, value any) error {
-		callOf(ctx).countPanic(ctx, method)
-		logger.LogAttrs(ctx, slog.LevelError, "rpc panicked", append(callAttrs(ctx, method, req),
-			slog.String("panic", strip(req, redactKeys, panicText(value, redactKeys))),
-			slog.String("stack", strip(req, redactKeys, string(debug.Stack()))))...)
-		return fmt.Errorf("%s panicked: see the stack in the plugin's log under request_id %q", shortName(method), RequestID(ctx))
-	}
+// newRecovery uses the recovery of go-grpc-middleware, which calls back on the stack
+// that panics. What it does not have is here: the request, of which the value and the
+// stack may hold secrets, travels in the context; Goexit; errors that panic.
+func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
+	l := panicLog{logger, c.redactKeys}
+	handler := recovery.WithRecoveryHandlerContext(l.recovered)
+	unary, streaming := recovery.UnaryServerInterceptor(handler), recovery.StreamServerInterceptor(handler)
 	return Interceptor{
-		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			ctx, c := enterRecovery(ctx, info.FullMethod)
+			c.guarded.request = req
 			returned := false
-			defer func() {
-				if !returned { // recover may give nil, for Goexit and for panic(nil) of old programs
-					resp, err = nil, caught(ctx, info.FullMethod, req, recover())
+			defer l.detectGoexit(ctx, &returned)
+			resp, err := unary(ctx, req, info, next)
+			if err != nil {
+				if _, panicked := unary(ctx, err, info, evaluate); panicked != nil {
+					resp, err = nil, panicked
 				}
-			}()
-			resp, err = next(ctx, req)
-			checkErrorText(err)
+			}
 			returned = true
 			return resp, err
 		},
-		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-			var first firstMessage
+		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+			ctx, c := enterRecovery(ss.Context(), info.FullMethod)
+			c.guarded.stream = new(firstMessage)
 			returned := false
-			defer func() {
-				if !returned {
-					err = caught(ss.Context(), info.FullMethod, first.get(), recover())
-				}
-			}()
-			err = next(srv, &stream{ServerStream: ss, ctx: ss.Context(), onRecv: func(m any) error {
-				first.set(m)
+			defer l.detectGoexit(ctx, &returned)
+			err := streaming(srv, &stream{ServerStream: ss, ctx: ctx, onRecv: func(m any) error {
+				c.guarded.stream.set(m)
 				return nil
-			}})
-			checkErrorText(err)
+			}}, info, next)
+			if err != nil {
+				if _, panicked := unary(ctx, err, nil, evaluate); panicked != nil {
+					err = panicked
+				}
+			}
 			returned = true
 			return err
 		},
 	}
 }
 
-// checkErrorText does with err what the layers further out and gRPC will do: there, a
-// panic would end the process.
-func checkErrorText(err error) {
-	if err != nil {
-		_, _ = codeOf(err), messageOf(err)
+// guarded is the call that a Recovery protects.
+type guarded struct {
+	method  string
+	request any           // of a unary call
+	stream  *firstMessage // of a streaming call
+}
+
+func (g *guarded) message() any {
+	if g.stream != nil {
+		return g.stream.get()
+	}
+	return g.request
+}
+
+// enterRecovery returns a call for Recovery alone: an outer one on the same context
+// keeps its own.
+func enterRecovery(ctx context.Context, method string) (context.Context, *call) {
+	ctx, c := enter(ctx)
+	if c.guarded.method != "" {
+		c = c.within(ctx)
+		ctx = c
+	}
+	c.guarded.method = method
+	return ctx, c
+}
+
+type panicLog struct {
+	logger *slog.Logger
+	keys   []string
+}
+
+// recovered runs on the stack that panicked.
+func (l *panicLog) recovered(ctx context.Context, value any) error {
+	g := &callOf(ctx).guarded
+	req := g.message()
+	callOf(ctx).countPanic(ctx, g.method)
+	l.logger.LogAttrs(ctx, slog.LevelError, "rpc panicked", append(callAttrs(ctx, g.method, req),
+		slog.String("panic", strip(req, l.keys, panicText(value, l.keys))),
+		slog.String("stack", strip(req, l.keys, string(debug.Stack()))))...)
+	return fmt.Errorf("%s panicked: see the stack in the plugin's log under request_id %q", shortName(g.method), RequestID(ctx))
+}
+
+// detectGoexit reports a call that neither returned nor panicked.
+func (l *panicLog) detectGoexit(ctx context.Context, returned *bool) {
+	if !*returned {
+		_ = l.recovered(ctx, nil)
 	}
 }
 
-// panicText prints the value of a panic. Of a message, not even a short secret may
-// be seen, which nobody could find in the text.
+// evaluate is a handler that calls the methods of an error that outer interceptors and
+// gRPC will call: a panic there would end the process.
+func evaluate(_ context.Context, err any) (any, error) {
+	_, _ = codeOf(err.(error)), messageOf(err.(error))
+	return nil, nil
+}
+
+// panicText prints the value of a panic. A message is redacted as a whole, because a
+// short secret cannot be found in the text.
 func panicText(value any, redactKeys []string) string {
 	switch v := value.(type) {
 	case nil:

@@ -124,7 +124,7 @@ func (s *Server) buildInterceptors() error {
 		}
 		s.builtin = append(s.builtin, metrics)
 	}
-	s.builtin = append(s.builtin, statusNormalization(s.interceptorConfig), recovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
+	s.builtin = append(s.builtin, statusNormalization(s.interceptorConfig), newRecovery(s.logger, s.interceptorConfig), validation(s.logger, s.interceptorConfig))
 	if len(s.limits) > 0 {
 		limits, err := Limits(s.limits)
 		if err != nil {

@@ -30,7 +30,7 @@ func StatusNormalization(opts ...InterceptorOption) Interceptor {
 
 func statusNormalization(c interceptorConfig) Interceptor {
 	redactKeys := c.redactKeys
-	return Interceptor{
+	return onlyCSI(Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			resp, err := next(ctx, req)
 			if err != nil {
@@ -46,11 +46,11 @@ func statusNormalization(c interceptorConfig) Interceptor {
 			}})
 			return normalize(info.FullMethod, first.get(), redactKeys, err)
 		},
-	}
+	})
 }
 
 func normalize(method string, req any, keys []string, err error) error {
-	if err == nil || !isCSI(method) {
+	if err == nil {
 		return err
 	}
 	code := codeOf(err)
