@@ -102,14 +102,11 @@ func (w *walker) total(field string, vs []string, limit int) {
 	}
 }
 
-// kubernetesPrefix begins the keys that Kubernetes adds to maps of the plugin.
-const kubernetesPrefix = "csi.storage.k8s.io/"
-
 func (w *walker) stringMap(field string, m map[string]string) {
 	size, valid := 0, true
 	for k, v := range m {
 		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
-		if !strings.HasPrefix(k, kubernetesPrefix) {
+		if !strings.HasPrefix(k, KubernetesPrefix) {
 			size += len(k) + len(v)
 		}
 	}
@@ -120,7 +117,7 @@ func (w *walker) secretMap(field string, m map[string]string) {
 	size, badKeys, valid := 0, 0, true
 	for k, v := range m {
 		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
-		if strings.HasPrefix(k, kubernetesPrefix) {
+		if strings.HasPrefix(k, KubernetesPrefix) {
 			continue
 		}
 		size += len(k) + len(v)

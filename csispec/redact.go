@@ -9,11 +9,9 @@ import (
 
 const (
 	mask = "***stripped***"
-	// tokensKey is the entry of volume_context (and, since Kubernetes 1.35, of
-	// secrets) in which kubelet hands over service-account tokens. It carries
-	// no csi_secret option, which made drivers log tokens (CVE-2023-2878,
+	// tokensKey has no csi_secret option, which made drivers log tokens (CVE-2023-2878,
 	// CVE-2024-3744).
-	tokensKey = kubernetesPrefix + "serviceAccount.tokens"
+	tokensKey = VolumeContextServiceAccountTokens
 )
 
 // Redacted is a message fit for a log. It computes nothing until it is printed,
