@@ -33,9 +33,9 @@ const (
 
 func (w *walker) missing(field string) { w.add(field, "required", "is required") }
 
-func (w *walker) noArm(oneof, arms string) {
+func (w *walker) missingOneof(oneof, fields string) {
 	if !w.allowUnknown {
-		w.add(oneof, "oneof", "needs exactly one of %s", arms)
+		w.add(oneof, "oneof", "needs exactly one of %s", fields)
 	}
 }
 

@@ -304,7 +304,7 @@ func (w *walker) pluginCapability(m *csi.PluginCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "service, volume_expansion")
+		w.missingOneof("type", "service, volume_expansion")
 	}
 }
 
@@ -377,7 +377,7 @@ func (w *walker) volumeContentSource(m *csi.VolumeContentSource) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "snapshot, volume")
+		w.missingOneof("type", "snapshot, volume")
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *walker) volumeCapability(m *csi.VolumeCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("access_type", "block, mount")
+		w.missingOneof("access_type", "block, mount")
 	}
 	if x := m.GetAccessMode(); x != nil {
 		w.enter("access_mode")
@@ -730,7 +730,7 @@ func (w *walker) controllerServiceCapability(m *csi.ControllerServiceCapability)
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 
@@ -995,7 +995,7 @@ func (w *walker) nodeServiceCapability(m *csi.NodeServiceCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 
@@ -1060,7 +1060,7 @@ func (w *walker) groupControllerServiceCapability(m *csi.GroupControllerServiceC
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 

@@ -63,7 +63,7 @@ type walker struct {
 	config
 	subject proto.Message
 	utf8    bool // is checked
-	way     [maxDepth]step
+	steps   [maxDepth]step
 	depth   int
 	found   []Violation
 }
@@ -75,12 +75,12 @@ type step struct {
 }
 
 func (w *walker) enter(field string) {
-	w.way[w.depth] = step{field, -1}
+	w.steps[w.depth] = step{field, -1}
 	w.depth++
 }
 
 func (w *walker) enterAt(field string, i int) {
-	w.way[w.depth] = step{field, i}
+	w.steps[w.depth] = step{field, i}
 	w.depth++
 }
 
@@ -90,7 +90,7 @@ func (w *walker) leave() { w.depth-- }
 // itself if field is empty.
 func (w *walker) path(field string) string {
 	var b strings.Builder
-	for _, s := range w.way[:w.depth] {
+	for _, s := range w.steps[:w.depth] {
 		if b.Len() > 0 {
 			b.WriteByte('.')
 		}

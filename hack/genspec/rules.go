@@ -115,7 +115,7 @@ func (w *rulesWriter) oneof(m *message, od protoreflect.OneofDescriptor) {
 			w.f("\t\tif arm {\n\t\t\tw.enter(%q)\n\t\t\tw.%s(x.%s)\n\t\t\tw.leave()\n\t\t}\n", f.Name(), method(sub), camel(string(f.Name())))
 		}
 	}
-	w.f("\t}\n\tif !arm {\n\t\tw.noArm(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
+	w.f("\t}\n\tif !arm {\n\t\tw.missingOneof(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
 }
 
 func (w *rulesWriter) field(f *field) {
