@@ -38,8 +38,8 @@ func typical() *csi.NodePublishVolumeRequest {
 	}
 }
 
-// againstMarshal times f and proto.Marshal of m by turns, so that both meet the
-// same machine, and reports the ratio. ns/op is that of f alone.
+// againstMarshal measures f and proto.Marshal of m alternately, so that both run under
+// the same conditions, and reports the ratio. ns/op is that of f only.
 func againstMarshal(b *testing.B, m proto.Message, f func()) {
 	const batch = 64
 	var ours, marshal time.Duration
@@ -87,8 +87,8 @@ func BenchmarkValidate(b *testing.B) {
 	}
 }
 
-// BenchmarkValidateTopology has what a provisioner sends for a cluster of so many
-// nodes whose volumes are bound to one each: all of them twice, in two orders.
+// BenchmarkValidateTopology has what a provisioner sends for a cluster with so many
+// nodes, each with its own topology: all of them twice, in two orders.
 func BenchmarkValidateTopology(b *testing.B) {
 	for _, nodes := range []int{3, 100, 5000} {
 		m := example[*csi.CreateVolumeRequest](b)

@@ -12,30 +12,30 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Sizes in bytes that the specification sets for every field of a kind.
+// General size limits of the specification, in bytes.
 const (
 	stringMax = 128
 	mapMax    = 4096
-	// pathMax is PATH_MAX of Linux without the terminating zero: the general
-	// limit of 128 is lifted for paths, up to what the system can open.
+	// pathMax is PATH_MAX of Linux without the terminating zero: the specification lifts
+	// the general limit of 128 for paths, up to what the system can open.
 	pathMax = 4095
 )
 
-// textRule is what a string has to be beside short enough.
+// textRule is a set of rules for a string, in addition to the size limit.
 type textRule uint8
 
 const (
 	required textRule = 1 << iota
 	absolutePath
-	lenientPath // may be relative for WithRelativeVolumePathAllowed
+	lenientPath // may be relative with WithRelativeVolumePathAllowed
 	noControls
 )
 
 func (w *walker) missing(field string) { w.add(field, "required", "is required") }
 
-func (w *walker) noArm(oneof, arms string) {
+func (w *walker) missingOneof(oneof, fields string) {
 	if !w.allowUnknown {
-		w.add(oneof, "oneof", "needs exactly one of %s", arms)
+		w.add(oneof, "oneof", "needs exactly one of %s", fields)
 	}
 }
 
@@ -57,14 +57,14 @@ func (w *walker) text(field, v string, limit int, r textRule) {
 	}
 }
 
-// notUTF8 reports a string that cannot be sent at all: proto3 refuses it.
+// notUTF8 reports a string that cannot be sent: proto3 rejects it.
 func (w *walker) notUTF8(field string) { w.add(field, "utf-8", "is not valid UTF-8") }
 
 func (w *walker) characters(field, v string, r textRule) {
 	if r&absolutePath != 0 && !absolute(v) && !(r&lenientPath != 0 && w.relativeVolumePath) {
 		w.add(field, "path-absolute", "is %s and must be an absolute path", quote(v))
 	} else if r&absolutePath != 0 && strings.ContainsRune(v, 0) {
-		w.add(field, "path-absolute", "is %s and no path has a NUL byte", quote(v))
+		w.add(field, "path-absolute", "is %s and must not contain a NUL byte", quote(v))
 	}
 	if r&noControls != 0 {
 		for _, c := range v {
@@ -76,7 +76,7 @@ func (w *walker) characters(field, v string, r textRule) {
 	}
 }
 
-// texts judges the elements of a list; required means that none is empty.
+// texts validates the elements of a list; required means that none is empty.
 func (w *walker) texts(field string, vs []string, limit int, r textRule) {
 	for i, v := range vs {
 		if v == "" && r&required != 0 {
@@ -88,7 +88,7 @@ func (w *walker) texts(field string, vs []string, limit int, r textRule) {
 	}
 }
 
-// total judges a list whose elements share one limit.
+// total validates a list with one limit for the sum of its elements.
 func (w *walker) total(field string, vs []string, limit int) {
 	size := 0
 	for i, v := range vs {
@@ -102,14 +102,11 @@ func (w *walker) total(field string, vs []string, limit int) {
 	}
 }
 
-// kubernetesPrefix begins the keys that Kubernetes adds to maps of the plugin.
-const kubernetesPrefix = "csi.storage.k8s.io/"
-
 func (w *walker) stringMap(field string, m map[string]string) {
 	size, valid := 0, true
 	for k, v := range m {
 		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
-		if !strings.HasPrefix(k, kubernetesPrefix) {
+		if !strings.HasPrefix(k, KubernetesPrefix) {
 			size += len(k) + len(v)
 		}
 	}
@@ -120,7 +117,7 @@ func (w *walker) secretMap(field string, m map[string]string) {
 	size, badKeys, valid := 0, 0, true
 	for k, v := range m {
 		valid = valid && (!w.utf8 || utf8.ValidString(k) && utf8.ValidString(v))
-		if strings.HasPrefix(k, kubernetesPrefix) {
+		if strings.HasPrefix(k, KubernetesPrefix) {
 			continue
 		}
 		size += len(k) + len(v)
@@ -130,7 +127,7 @@ func (w *walker) secretMap(field string, m map[string]string) {
 	}
 	w.mapSize(field, size, valid)
 	if badKeys > 0 {
-		// The keys are not printed: somebody may have put the secret there.
+		// The keys are not printed: a user may have put the secret there.
 		w.add(field, "secret-key", "has %d keys with characters other than letters, digits, '-', '_' and '.'", badKeys)
 	}
 }
@@ -144,7 +141,7 @@ func (w *walker) mapSize(field string, size int, valid bool) {
 	}
 }
 
-// enum judges a value by the sets of declared and of alpha values.
+// enum validates a value against the sets of declared and of alpha values.
 func (w *walker) enum(field string, v int32, declared, alpha uint64, needed bool) {
 	var bit uint64
 	if v >= 0 && v < 64 {
@@ -172,8 +169,7 @@ func (w *walker) positive(field string, v int64) {
 	}
 }
 
-// offset is nonNegative with the code that the tables of errors of both
-// SnapshotMetadata calls give to an offset.
+// offset is nonNegative with the code in the error tables of both SnapshotMetadata calls.
 func (w *walker) offset(field string, v int64) {
 	if v < 0 {
 		w.addCode(codes.OutOfRange, field, "non-negative", "is %d and must not be negative", v)
@@ -188,7 +184,7 @@ func (w *walker) timestamp(field string, t *timestamppb.Timestamp, needed bool) 
 		return
 	}
 	if err := t.CheckValid(); err != nil {
-		w.add(field, "timestamp", "is not a time between the years 1 and 9999")
+		w.add(field, "timestamp", "is not between the years 1 and 9999")
 	}
 }
 
@@ -200,8 +196,8 @@ func (w *walker) alphaCall() {
 	w.addCode(codes.Unimplemented, "", "alpha", "belongs to a call that is alpha in CSI v1.13 and not served here")
 }
 
-// isControl tells the characters that are banned from names: controls but TAB,
-// LF and CR.
+// isControl reports whether a character is banned from names: control characters other
+// than TAB, LF and CR.
 func isControl(c rune) bool {
 	switch c {
 	case '\t', '\n', '\r':
@@ -216,8 +212,7 @@ func absolute(p string) bool {
 	return os.IsPathSeparator(p[0]) || filepath.IsAbs(p)
 }
 
-// secretKey tells whether a key of a secrets map has the charset that the
-// specification gives it.
+// secretKey reports whether a key of a secrets map has the required charset.
 func secretKey(k string) bool {
 	for i := range len(k) {
 		if c := k[i]; !alnum(c) && c != '-' && c != '_' && c != '.' {
@@ -233,7 +228,7 @@ func alnum(c byte) bool {
 
 func index(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }
 
-// quote quotes s for an error text, cut to what a reader can use.
+// quote quotes s for an error text, truncated.
 func quote(s string) string {
 	const enough = 128
 	if len(s) > enough {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestGeneratedFromThisSpec fails when the spec module is another one than that
-// which the generated code was made from, be it a comment that differs.
+// TestGeneratedFromThisSpec fails when the csi.proto of the spec module differs, even in a
+// comment, from the one from which the code was generated.
 func TestGeneratedFromThisSpec(t *testing.T) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/container-storage-interface/spec").Output()
 	if err != nil {

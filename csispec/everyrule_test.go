@@ -21,10 +21,10 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// The tests of this file hold every rule to a message that passes and one that
-// fails, by the table of the oracle and by the list in the comment of Violation.
+// The tests in this file check every rule, of the oracle.s table and of the list in the
+// comment of Violation, with a message that passes and one that fails.
 
-// sound fills a message with as little as the rules allow.
+// sound fills the required fields of a message.
 func sound(m protoreflect.Message) proto.Message {
 	for i := range m.Descriptor().Fields().Len() {
 		fd := m.Descriptor().Fields().Get(i)
@@ -46,14 +46,14 @@ func sound(m protoreflect.Message) proto.Message {
 	return m.Interface()
 }
 
-// alignGroup gives the members of a group its ID.
+// alignGroup sets the ID of a group in its members.
 func alignGroup(m *csi.VolumeGroupSnapshot) {
 	for _, s := range m.Snapshots {
 		s.GroupSnapshotId = m.GroupSnapshotId
 	}
 }
 
-// set gives a field a value that breaks no rule.
+// set sets a field to a valid value.
 func set(m protoreflect.Message, fd protoreflect.FieldDescriptor) {
 	switch {
 	case fd.IsMap():
@@ -209,22 +209,22 @@ func variants(fd protoreflect.FieldDescriptor) (vs []variant) {
 	return vs
 }
 
-// TestEveryFieldRule breaks every rule of every field alone, in a message that is
-// sound but for that.
+// TestEveryFieldRule breaks every rule of every field, one at a time, in a message that is
+// otherwise valid.
 func TestEveryFieldRule(t *testing.T) {
 	seen := map[string]bool{}
 	for _, p := range prototypes() {
-		judge := func(m proto.Message, c config) []Violation {
+		violations := func(m proto.Message, c config) []Violation {
 			w := walker{config: c, subject: m, utf8: !isRequest(m)}
 			w.root(m)
 			return w.found
 		}
-		if found := judge(sound(p.New()), config{}); len(found) != 0 {
+		if found := violations(sound(p.New()), config{}); len(found) != 0 {
 			t.Errorf("%s: the sound one has %v", p.Descriptor().FullName(), found)
 			continue
 		}
 		if alphaRequest(p.Descriptor()) {
-			if found := judge(sound(p.New()), config{refuseAlpha: true}); len(found) != 1 || found[0].Rule != "alpha" {
+			if found := violations(sound(p.New()), config{refuseAlpha: true}); len(found) != 1 || found[0].Rule != "alpha" {
 				t.Errorf("%s: %v, want it refused as alpha", p.Descriptor().FullName(), found)
 			}
 		}
@@ -233,7 +233,7 @@ func TestEveryFieldRule(t *testing.T) {
 			m := p.New()
 			sound(m)
 			m.Clear(m.WhichOneof(od))
-			if found := judge(m.Interface(), config{}); len(found) == 0 || found[0].Rule != "oneof" || found[0].Field != string(od.Name()) {
+			if found := violations(m.Interface(), config{}); len(found) == 0 || found[0].Rule != "oneof" || found[0].Field != string(od.Name()) {
 				t.Errorf("%s: %v", od.FullName(), found)
 			}
 		}
@@ -246,8 +246,8 @@ func TestEveryFieldRule(t *testing.T) {
 				if g, ok := m.Interface().(*csi.VolumeGroupSnapshot); ok {
 					alignGroup(g)
 				}
-				found := judge(m.Interface(), v.config)
-				// More than one rule of a field may fit, as when zero is no type.
+				found := violations(m.Interface(), v.config)
+				// One value may break several rules of a field, as when zero is not a type.
 				broken := slices.ContainsFunc(found, func(x Violation) bool {
 					return x.Rule == v.rule && (x.Field == string(fd.Name()) || strings.HasPrefix(x.Field, string(fd.Name())+"["))
 				})
@@ -265,7 +265,7 @@ func TestEveryFieldRule(t *testing.T) {
 	}
 }
 
-// byHand has what passes and what fails for rules that take more than one field or
+// byHand has messages that pass and that fail the rules for more than one field or
 // message.
 var byHand = map[string]struct{ pass, fail func() error }{
 	"capacity-range":     messages(&csi.CapacityRange{RequiredBytes: 1, LimitBytes: 1}, &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}),
@@ -359,7 +359,7 @@ func capabilities(good csi.ControllerServiceCapability_RPC_Type, bad ...csi.Cont
 	return passFail{check([]csi.ControllerServiceCapability_RPC_Type{good}), check(bad)}
 }
 
-// allocated makes a message of pairs of offset and size.
+// allocated returns a message with pairs of offset and size.
 func allocated(kind csi.BlockMetadataType, capacity int64, blocks ...int64) *csi.GetMetadataAllocatedResponse {
 	m := &csi.GetMetadataAllocatedResponse{BlockMetadataType: kind, VolumeCapacityBytes: capacity}
 	for i := 0; i < len(blocks); i += 2 {
@@ -412,8 +412,8 @@ func TestEveryRuleByHand(t *testing.T) {
 	}
 }
 
-// TestRulesAreListed compares the rules that the code knows, those that the comment
-// of Violation lists, and those that have a message above.
+// TestRulesAreListed compares the rules in the code, those in the comment
+// of Violation, and those with a message above.
 func TestRulesAreListed(t *testing.T) {
 	inCode, listed, shown := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	files, err := filepath.Glob("*.go")

@@ -31,7 +31,7 @@ func ExampleValidate() {
 }
 
 func ExampleWithCapabilities() {
-	// Made once; Validate then costs no allocation.
+	// Created once; Validate then does not allocate.
 	capabilities := csispec.WithCapabilities(csispec.Capabilities{
 		Plugin:     []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE},
 		Controller: []csi.ControllerServiceCapability_RPC_Type{csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME},
@@ -61,7 +61,7 @@ func ExampleMetadataStream() {
 	// Output:
 	// <nil>
 	// <nil>
-	// invalid GetMetadataAllocatedResponse: block_metadata[0] begins at 4096, before the end 8192 of the block before
+	// invalid GetMetadataAllocatedResponse: block_metadata[0] begins at 4096, before the end 8192 of the previous block
 }
 
 func ExampleHistory() {
@@ -73,7 +73,7 @@ func ExampleHistory() {
 	}
 	// Output:
 	// <nil>
-	// invalid CreateVolumeResponse: volume.volume_context of volume "vol-1" differs from the one before in ["pool"]
+	// invalid CreateVolumeResponse: volume.volume_context of volume "vol-1" differs from the previous one in ["pool"]
 }
 
 func ExampleRedact() {

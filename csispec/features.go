@@ -8,7 +8,7 @@ import (
 )
 
 // features are the capabilities on which fields depend, as bits: the generated
-// code asks for one wherever such a field is.
+// code checks one for each such field.
 type features uint16
 
 const (
@@ -47,8 +47,8 @@ var featureNames = [...]string{
 	"node.STAGE_UNSTAGE_VOLUME",
 }
 
-// split tells which features a plugin has and which it certainly lacks. Of a
-// service that is in another process neither is known.
+// split returns the features that a plugin has and those that it certainly lacks. For a
+// service in another process neither is known.
 func (c Capabilities) split() (present, absent features) {
 	absent = volumeTopology | snapshotTopology
 	if c.Controller != nil || !slices.Contains(c.Plugin, csi.PluginCapability_Service_CONTROLLER_SERVICE) {
@@ -100,7 +100,7 @@ func (c Capabilities) split() (present, absent features) {
 func (w *walker) gated(field string, f features) {
 	const ofVolume = controllerMultiWriter | nodeMultiWriter | mountGroup
 	if _, asks := w.subject.(*csi.ValidateVolumeCapabilitiesRequest); asks && f&ofVolume != 0 {
-		return // the answer no is an OK without confirmed
+		return // not an error: the response is OK, without confirmed
 	}
 	w.add(field, "capability", "is set, but this plugin does not have the capability %s", featureNames[bits.TrailingZeros16(uint16(f))])
 }

@@ -2,8 +2,8 @@ package csispec
 
 import "strings"
 
-// credentialWords are looked for in the name of a mount option. The test is
-// wide on purpose: a readable key=path is worth less than a hidden password.
+// credentialWords identify a credential by the name of a mount option. They match more
+// than credentials: masking key=path is better than printing a password.
 var credentialWords = []string{"pass", "pwd", "cred", "secret", "token", "key"}
 
 // redactFlag masks what is secret in the i-th mount flag, and the name of a user,
@@ -28,7 +28,8 @@ func redactFlag(flags []string, i int) string {
 	}
 }
 
-// follows tells whether a flag is the value of the one before, as in --password x.
+// follows reports whether flag i is the value of a credential flag before it, as in
+// --password x.
 func follows(flags []string, i int) bool {
 	if i == 0 || !strings.HasPrefix(flags[i-1], "-") || strings.HasPrefix(flags[i], "-") {
 		return false
@@ -36,8 +37,8 @@ func follows(flags []string, i int) bool {
 	return !strings.ContainsAny(flags[i-1], "=: \t") && isCredential(flags[i-1])
 }
 
-// cutSecret finds the first secret in a mount flag; secret is empty, and before
-// is the whole flag, if there is none. With users, the name of one counts.
+// cutSecret splits a mount flag around its first secret; secret is empty, and before
+// is the whole flag, if there is none. With users, a user name counts as a secret.
 func cutSecret(flag string, users bool) (before, secret, after string) {
 	from, to := credential(flag, users)
 	if i, j := userInfo(flag); i < from {
@@ -46,8 +47,8 @@ func cutSecret(flag string, users bool) (before, secret, after string) {
 	return flag[:from], flag[from:to], flag[to:]
 }
 
-// credential finds the value of the first option whose name tells that it is a
-// credential. It reaches to the end of the flag, as a password may hold a comma.
+// credential finds the value of the first option whose name denotes a credential. It
+// extends to the end of the flag, because a password may contain a comma.
 func credential(flag string, users bool) (from, to int) {
 	for start := 0; start < len(flag); {
 		end := len(flag)
@@ -58,7 +59,7 @@ func credential(flag string, users bool) (from, to int) {
 		case i >= 0 && !user:
 			return start + i, len(flag)
 		case i >= 0:
-			// mount.cifs takes user=name%password.
+			// mount.cifs accepts user=name%password.
 			password := strings.IndexByte(flag[start+i:end], '%')
 			switch {
 			case password >= 0 && users:
@@ -74,9 +75,9 @@ func credential(flag string, users bool) (from, to int) {
 	return len(flag), len(flag)
 }
 
-// optionSecret finds where the secret of one option begins, or the name of a user;
-// else it returns -1. A name ends at the first '=' or ':', and at white space:
-// "-o password=x" is as good as "password x".
+// optionSecret returns where the secret or the user name in one option begins, or -1. The
+// name of an option ends at the first '=' or ':', and at white space: both
+// "-o password=x" and "password x" are found.
 func optionSecret(opt string) (at int, user bool) {
 	word := 0
 	for i := range len(opt) {
@@ -110,7 +111,7 @@ func isCredential(name string) bool {
 	return false
 }
 
-// userInfo finds what stands before the host in a URL.
+// userInfo finds the user information before the host in a URL.
 func userInfo(flag string) (from, to int) {
 	if i := strings.Index(flag, "://"); i >= 0 {
 		if j := strings.LastIndexByte(flag, '@'); j > i+len("://") {

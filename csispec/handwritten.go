@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// The rules that take more than one field, or a grammar. The generated method of
-// a message calls its own after the rules for single fields.
+// The rules for more than one field, or with a grammar. The generated method of
+// a message calls them after the rules for single fields.
 
 func (w *walker) capacityRangeByHand(m *csi.CapacityRange) {
 	switch required, limit := m.GetRequiredBytes(), m.GetLimitBytes(); {
@@ -23,8 +23,7 @@ func (w *walker) capacityRangeByHand(m *csi.CapacityRange) {
 	}
 }
 
-// volumeCapabilityAccessModeByHand looks at the two modes that come with a
-// capability.
+// volumeCapabilityAccessModeByHand checks the two modes that need a capability.
 func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_AccessMode) {
 	if w.absent&(controllerMultiWriter|nodeMultiWriter) == 0 {
 		return
@@ -41,13 +40,13 @@ func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_Access
 	}
 }
 
-// nodePublishVolumeRequestByHand: FAILED_PRECONDITION is the answer only to a
-// request that is well-formed otherwise, which Violations.GRPCStatus sees to.
+// nodePublishVolumeRequestByHand: FAILED_PRECONDITION is for a request that is well-formed
+// otherwise, which Violations.GRPCStatus ensures.
 func (w *walker) nodePublishVolumeRequestByHand(m *csi.NodePublishVolumeRequest) {
 	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" {
 		w.addCode(codes.FailedPrecondition, "staging_target_path", "staging-path",
 			"is empty, but this plugin stages volumes: call NodeStageVolume first and send its path. "+
-				"Ephemeral inline volumes, which Kubernetes does not stage, are not offered: use a claim, or a generic ephemeral volume")
+				"Ephemeral inline volumes, which Kubernetes does not stage, are not supported: use a claim, or a generic ephemeral volume")
 	}
 }
 
@@ -58,9 +57,9 @@ func (w *walker) topologyRequirementByHand(m *csi.TopologyRequirement) {
 	if len(m.GetRequisite()) == 0 {
 		return
 	}
-	// Nearly all are few, and spelled the same in both lists. But where a segment is a
-	// node, provisioners send all nodes twice, and comparing each with each takes half
-	// a second for 5000 of them.
+	// Most requirements have few topologies, spelled the same in both lists. But where a
+	// segment is a node, provisioners send all nodes twice, and comparing each with each
+	// takes half a second for 5000 of them.
 	few := len(m.GetRequisite())*len(m.GetPreferred()) <= 64
 	var requisite map[string]bool
 	for i, p := range m.GetPreferred() {
@@ -81,7 +80,7 @@ func (w *walker) topologyRequirementByHand(m *csi.TopologyRequirement) {
 	}
 }
 
-// segmentsKey is the same for equal segments, whose keys compare without regard to
+// segmentsKey returns equal keys for equal segments, whose keys compare without regard to
 // case.
 func segmentsKey(t *csi.Topology) string {
 	entries := make([]string, 0, len(t.GetSegments()))
@@ -113,7 +112,7 @@ func (w *walker) topologyByHand(m *csi.Topology) {
 	}
 }
 
-// goodSegments answers for nearly every topology there is, without sorting.
+// goodSegments is a fast path without sorting for valid topologies of few segments.
 func goodSegments(segments map[string]string) bool {
 	if len(segments) > 8 { // comparing each with each takes too long
 		return false
@@ -139,7 +138,7 @@ func (w *walker) segments(segments map[string]string) {
 			w.add(field, "topology-key", "is not a topology key: [lower-case domain/]name, each up to 63 letters, digits, '-', '_' and '.'")
 		}
 		if v := segments[k]; !topologyName(v) {
-			w.add(field, "topology-value", "has a value of %d bytes that is none for a topology: need 1 to 63 letters, digits, '-', '_' and '.', letter or digit at both ends", len(v))
+			w.add(field, "topology-value", "has an invalid value of %d bytes: need 1 to 63 letters, digits, '-', '_' and '.', letter or digit at both ends", len(v))
 		}
 		// Keys compare without regard to case.
 		if other, dup := folded[strings.ToLower(k)]; dup {
@@ -162,9 +161,9 @@ func topologyName(s string) bool {
 	return len(s) > 0 && len(s) <= 63 && alnum(s[0]) && alnum(s[len(s)-1]) && secretKey(s)
 }
 
-// domain is the notation of plugin names and topology prefixes: labels of
-// letters, digits and inner dashes, joined by dots, 63 bytes in all. RFC 1035
-// also wants a letter first in each label; the specification's own sentence
+// domain is the grammar of plugin names and topology prefixes: labels of
+// letters, digits and inner dashes, joined by dots, at most 63 bytes in all. RFC 1035
+// also requires a letter first in each label; the specification's sentence
 // allows a digit, and so does this.
 func domain(s string) bool {
 	if len(s) > 63 {
@@ -190,7 +189,7 @@ func (w *walker) getPluginInfoResponseByHand(m *csi.GetPluginInfoResponse) {
 	}
 }
 
-// volumeGroupSnapshotByHand holds the members of a group to what the group says.
+// volumeGroupSnapshotByHand checks the members of a group against the group.
 func (w *walker) volumeGroupSnapshotByHand(m *csi.VolumeGroupSnapshot) {
 	for i, s := range m.GetSnapshots() {
 		if s.GetGroupSnapshotId() != m.GetGroupSnapshotId() {
@@ -198,12 +197,12 @@ func (w *walker) volumeGroupSnapshotByHand(m *csi.VolumeGroupSnapshot) {
 				"is %s and must be the group's own, %s", quote(s.GetGroupSnapshotId()), quote(m.GetGroupSnapshotId()))
 		}
 		if m.GetReadyToUse() && !s.GetReadyToUse() {
-			w.add(index("snapshots", i)+".ready_to_use", "group-snapshot", "is false, and so must be that of the group")
+			w.add(index("snapshots", i)+".ready_to_use", "group-snapshot", "is false, and ready_to_use of the group must be false then")
 		}
 	}
 }
 
-// volumeHealthByHand: a problem is known by its status and reason.
+// volumeHealthByHand: status and reason identify a problem.
 func (w *walker) volumeHealthByHand(m *csi.VolumeHealth) {
 	type key struct {
 		status csi.VolumeHealthErrorType
@@ -227,8 +226,7 @@ func (w *walker) volumeHealthVolumeHealthEntryByHand(m *csi.VolumeHealth_VolumeH
 	w.camelCase("reason", m.GetReason())
 }
 
-// nodeGetStorageHealthResponseByHand compares each with each: a node has few
-// storage backends.
+// nodeGetStorageHealthResponseByHand is quadratic: a node has few storage backends.
 func (w *walker) nodeGetStorageHealthResponseByHand(m *csi.NodeGetStorageHealthResponse) {
 	for i, h := range m.GetBackendHealth() {
 		if slices.ContainsFunc(m.GetBackendHealth()[:i], func(o *csi.NodeGetStorageHealthResponse_StorageBackendHealth) bool {
@@ -248,9 +246,9 @@ func (w *walker) duplicate(field, what string) {
 	w.add(field, "duplicate", "repeats the %s of an earlier entry", what)
 }
 
-// camelCase wants a word for machines: letters and digits, a capital first.
+// camelCase checks a machine-readable word: letters and digits, a capital first.
 func (w *walker) camelCase(field, s string) {
-	if s == "" || len(s) > stringMax { // which is said already
+	if s == "" || len(s) > stringMax { // reported already
 		return
 	}
 	good := s[0] >= 'A' && s[0] <= 'Z'

@@ -13,14 +13,14 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A History remembers what a plugin answered and finds answers that contradict
+// A History records the responses of a plugin and finds responses that contradict
 // earlier ones. The zero value is ready, and safe for concurrent use.
 //
-// It is meant for tests: it keeps something of every volume, snapshot and group
-// that it has seen, until that is deleted.
+// It is meant for tests: it uses memory for every volume, snapshot and group
+// that it has observed, until that is deleted.
 type History struct {
 	mu sync.Mutex
-	// created has the ID that a create call gave for a name, contexts the
+	// created holds the ID that a create call returned for a name, contexts the
 	// volume_context of a volume, published the publish_context by volume and
 	// node.
 	created   map[object]string
@@ -32,21 +32,21 @@ type History struct {
 	prefix       *string // of topology keys
 }
 
-// An object is named in a create call.
+// An object is identified by the name in a create call.
 type object struct{ kind, name string }
 
-// Observe takes a call that succeeded, by its request and response, and reports
-// as a *[Violations] error with the rules "constant" and "topology-prefix"
+// Observe records a call that succeeded, by its request and response, and returns
+// a *[Violations] error with the rules "constant" and "topology-prefix" for
 //
-//   - a volume_context other than before, in whatever answer the volume is;
+//   - a volume_context other than before, in any response;
 //   - a publish_context other than before, until the volume is unpublished from
 //     the node;
-//   - another ID for the same name, until what has the ID is deleted;
+//   - another ID for the same name, until the object is deleted;
 //   - other plugin capabilities than before from the same vendor_version;
-//   - a prefix of topology keys other than the first one, in any answer.
+//   - a prefix of topology keys other than the first one, in any response.
 //
-// Calls that it judges together have to be observed in the order in which they
-// took effect: do not observe a delete beside a create of the same name.
+// Calls for one object have to be observed in the order in which they
+// took effect: do not run a delete concurrently with a create of the same name.
 func (h *History) Observe(req, resp proto.Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +86,7 @@ func (h *History) Observe(req, resp proto.Message) error {
 	return &Violations{Subject: string(resp.ProtoReflect().Descriptor().Name()), All: r.all}
 }
 
-// forget drops what a request ended.
+// forget removes the records of objects that a request deleted or unpublished.
 func (h *History) forget(req proto.Message) {
 	drop := func(kind, id string) {
 		maps.DeleteFunc(h.created, func(o object, known string) bool { return o.kind == kind && known == id })
@@ -111,7 +111,7 @@ func (h *History) forget(req proto.Message) {
 
 func (h *History) create(r *remarks, o object, field, id string) {
 	if before, known := h.created[o]; known && before != id {
-		r.add(field, "constant", "is %s, but %s %s was made as %s before", quote(id), o.kind, quote(o.name), quote(before))
+		r.add(field, "constant", "is %s, but %s %s was created as %s before", quote(id), o.kind, quote(o.name), quote(before))
 	}
 	put(&h.created, o, id)
 }
@@ -150,19 +150,19 @@ func (h *History) topology(r *remarks, path string, t *csi.Topology) {
 		case h.prefix == nil:
 			h.prefix = &prefix
 		case prefix != *h.prefix:
-			r.add(path+"segments["+quote(k)+"]", "topology-prefix", "has another prefix than the key of this plugin before, %s", quote(*h.prefix))
+			r.add(path+"segments["+quote(k)+"]", "topology-prefix", "has another prefix than earlier keys of this plugin, %s", quote(*h.prefix))
 		}
 	}
 }
 
-// remarks are what one answer gives rise to.
+// remarks collects the violations of one response.
 type remarks struct{ all []Violation }
 
 func (r *remarks) add(field, rule, format string, args ...any) {
 	r.all = append(r.all, Violation{Field: field, Rule: rule, Code: codes.Internal, Text: fmt.Sprintf(format, args...)})
 }
 
-// sameMap names keys alone: values may be secret.
+// sameMap prints only keys, because values may be secret.
 func (r *remarks) sameMap(field string, known bool, before, now map[string]string, of string) {
 	if !known || maps.Equal(before, now) {
 		return
@@ -179,7 +179,7 @@ func (r *remarks) sameMap(field string, known bool, before, now map[string]strin
 		}
 	}
 	slices.Sort(keys)
-	r.add(field, "constant", "of %s differs from the one before in %q", of, keys)
+	r.add(field, "constant", "of %s differs from the previous one in %q", of, keys)
 }
 
 func name(req proto.Message) string {
@@ -197,7 +197,7 @@ func put[K comparable, V any](m *map[K]V, k K, v V) {
 	(*m)[k] = v
 }
 
-// eachMessage calls f for m and what is in it; path is "" or ends in a dot.
+// eachMessage calls f for m and the messages in it; path is "" or ends in a dot.
 func eachMessage(m protoreflect.Message, path string, f func(path string, m proto.Message)) {
 	f(path, m.Interface())
 	fds := m.Descriptor().Fields()

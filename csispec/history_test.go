@@ -50,14 +50,14 @@ func TestHistory(t *testing.T) {
 		return c
 	}
 	for name, calls := range map[string][]call{
-		"volume repeated":     {created("a", "v", "p"), created("a", "v", "p")},
-		"volume moved":        {created("a", "v", "p"), broken2(created("a", "v", "q"), "volume.volume_context constant")},
-		"volume elsewhere":    {created("a", "v", "p"), broken2(created("a", "w", "p"), "volume.volume_id constant")},
-		"volume made anew":    {created("a", "v", "p"), deleted, created("a", "w", "q"), created("b", "v", "r")},
-		"two volumes":         {created("a", "v", "p"), created("b", "w", "q")},
-		"snapshot":            {snapshotOf("a", "s"), snapshotOf("a", "s"), broken2(snapshotOf("a", "t"), "snapshot.snapshot_id constant")},
-		"group":               {groupOf("a", "s"), groupOf("a", "s"), broken2(groupOf("a", "t"), "group_snapshot.group_snapshot_id constant")},
-		"names of their kind": {snapshotOf("a", "s"), groupOf("a", "t"), created("a", "v", "p")},
+		"volume repeated":      {created("a", "v", "p"), created("a", "v", "p")},
+		"volume moved":         {created("a", "v", "p"), broken2(created("a", "v", "q"), "volume.volume_context constant")},
+		"volume elsewhere":     {created("a", "v", "p"), broken2(created("a", "w", "p"), "volume.volume_id constant")},
+		"volume created again": {created("a", "v", "p"), deleted, created("a", "w", "q"), created("b", "v", "r")},
+		"two volumes":          {created("a", "v", "p"), created("b", "w", "q")},
+		"snapshot":             {snapshotOf("a", "s"), snapshotOf("a", "s"), broken2(snapshotOf("a", "t"), "snapshot.snapshot_id constant")},
+		"group":                {groupOf("a", "s"), groupOf("a", "s"), broken2(groupOf("a", "t"), "group_snapshot.group_snapshot_id constant")},
+		"names of their kind":  {snapshotOf("a", "s"), groupOf("a", "t"), created("a", "v", "p")},
 		"snapshot deleted": {snapshotOf("a", "s"), {req: &csi.DeleteSnapshotRequest{SnapshotId: "s"}, resp: &csi.DeleteSnapshotResponse{}}, snapshotOf("a", "t"),
 			groupOf("a", "s"), {req: &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: "s"}, resp: &csi.DeleteVolumeGroupSnapshotResponse{}}, groupOf("a", "t")},
 		"listed": {created("a", "v", "p"), broken2(call{req: &csi.ListVolumesRequest{}, resp: &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{
@@ -65,7 +65,7 @@ func TestHistory(t *testing.T) {
 		"got": {created("a", "v", "p"), broken2(call{req: &csi.ControllerGetVolumeRequest{VolumeId: "v"},
 			resp: &csi.ControllerGetVolumeResponse{Volume: &csi.Volume{VolumeId: "v", VolumeContext: context("q")}}}, "volume.volume_context constant")},
 		"published":                          {published("v", "n", "1"), published("v", "n", "1"), published("v", "m", "2"), published("w", "n", "3")},
-		"published anew":                     {published("v", "n", "1"), broken2(published("v", "n", "2"), "publish_context constant")},
+		"published again":                    {published("v", "n", "1"), broken2(published("v", "n", "2"), "publish_context constant")},
 		"unpublished":                        {published("v", "n", "1"), published("v", "m", "1"), unpublished("v", "n"), published("v", "n", "2"), broken2(published("v", "m", "2"), "publish_context constant")},
 		"unpublished from all":               {published("v", "n", "1"), published("v", "m", "1"), unpublished("v", ""), published("v", "n", "2"), published("v", "m", "2")},
 		"capabilities":                       {plugin(1, 2), plugin(2, 1)},

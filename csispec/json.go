@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// jsonSink prints one JSON document. Names are those of proto fields, which need
-// no quoting but quotes.
+// jsonSink is a sink that prints one JSON document. Names are those of proto fields, which
+// need no escaping.
 type jsonSink struct {
 	buf  []byte
 	keys []string // to mask
@@ -21,10 +21,10 @@ func newJSON(keys []string) *jsonSink {
 	return j
 }
 
-// done returns what was printed and gives the sink back.
+// done returns the document and returns the sink to the pool.
 func (j *jsonSink) done() string {
 	s := string(j.buf)
-	if cap(j.buf) <= 64<<10 { // let go of what one huge message took
+	if cap(j.buf) <= 64<<10 { // do not keep the buffer of a huge message
 		j.buf, j.keys = j.buf[:0], nil
 		jsonSinks.Put(j)
 	}
@@ -34,7 +34,7 @@ func (j *jsonSink) done() string {
 func (j *jsonSink) begin() { j.buf = append(j.buf, '{') }
 func (j *jsonSink) end()   { j.buf = append(j.buf, '}') }
 
-// name begins a field. A comma is due but after an opening bracket.
+// name begins a field, after a comma unless it is the first.
 func (j *jsonSink) name(name string) {
 	j.comma()
 	j.buf = append(j.buf, '"')
@@ -142,7 +142,7 @@ func appendStrings(b []byte, vs []string) []byte {
 	return append(b, ']')
 }
 
-// appendQuoted appends s as a JSON string. Nearly all are plain ASCII.
+// appendQuoted appends s as a JSON string, with a fast path for plain ASCII.
 func appendQuoted(b []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {

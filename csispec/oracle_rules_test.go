@@ -2,7 +2,7 @@ package csispec
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// A rule is what a person read about a field in the comments of csi.proto.
+// A rule is the rules for a field, as read in the comments of csi.proto.
 type rule struct {
 	required    bool // must be set; an element of a list must not be empty
 	path        bool // an absolute path of the file system that the plugin sees
@@ -10,7 +10,7 @@ type rule struct {
 	positive    bool
 	noControls  bool     // a name: no control characters
 	max         int      // limit in bytes where it is not the general one
-	gate        features // what the plugin must have for it
+	gate        features // the capability that it needs
 }
 
 const (
@@ -18,9 +18,9 @@ const (
 	nodeIDMax = 256
 )
 
-// rules are the fields of CSI v1.13 that have any, collected by hand and so apart
-// from what the generator makes of the same comments. Required bools and numbers
-// are left out: their zero value is legal and cannot be told from absence.
+// rules are the rules for the fields of CSI v1.13, collected by hand and so independent
+// of what the generator reads in the same comments. Required bools and numbers
+// are omitted: their zero value is valid and cannot be distinguished from absence.
 var rules = map[protoreflect.FullName]rule{
 	"csi.v1.GetPluginInfoResponse.name":           {required: true, max: 63},
 	"csi.v1.GetPluginInfoResponse.vendor_version": {required: true},

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// An oracle is a walker that finds its way by reflection and its rules in the
-// table that was written by hand. It is slow and says the same as the generated
-// code; only the rules by hand are shared.
+// An oracle is a walker by reflection, with the rules of a table that was written by
+// hand. It is slow and has to agree with the generated
+// code; only the handwritten rules are shared.
 type oracle struct{ walker }
 
 func (o *oracle) message(m protoreflect.Message) {
@@ -221,13 +221,13 @@ func alphaRequest(d protoreflect.MessageDescriptor) bool {
 	return false
 }
 
-// handByType is the rule by hand for a message, if it has one.
+// handByType is the handwritten rule for a message, if it has one.
 func handByType(w *walker, m proto.Message) func() {
 	switch m := m.(type) {
 	case *csi.CapacityRange:
 		return func() { w.capacityRangeByHand(m) }
 	case *csi.Topology:
-		return func() { w.segments(m.GetSegments()) } // without the short cut
+		return func() { w.segments(m.GetSegments()) } // without the fast path
 	case *csi.TopologyRequirement:
 		return func() { w.topologyRequirementByHand(m) }
 	case *csi.VolumeCapability_AccessMode:
@@ -406,7 +406,7 @@ func TestGeneratedAgreesWithOracle(t *testing.T) {
 	}
 }
 
-// FuzzGenerated does the same with what comes over a wire.
+// FuzzGenerated does the same with decoded messages.
 func FuzzGenerated(f *testing.F) {
 	all := prototypes()
 	r := rand.New(rand.NewPCG(3, 4))

@@ -17,7 +17,8 @@ import (
 
 const planted = "pl4nted!"
 
-// plant puts secrets wherever a message can hold one and tells how many.
+// plant puts secrets into every field of a message that can contain one, and returns their
+// number.
 func plant(m protoreflect.Message, secret string) (n int) {
 	put := func(l protoreflect.Map, k string) {
 		l.Set(protoreflect.ValueOfString(k).MapKey(), protoreflect.ValueOfString(secret))
@@ -51,7 +52,7 @@ func plant(m protoreflect.Message, secret string) (n int) {
 	return n
 }
 
-// FuzzPlantedSecrets looks for secrets in everything that the package prints
+// FuzzPlantedSecrets searches for secrets in everything that the package prints
 // about any message.
 func FuzzPlantedSecrets(f *testing.F) {
 	all := prototypes()
@@ -79,7 +80,7 @@ func FuzzPlantedSecrets(f *testing.F) {
 		}
 		fmt.Fprintln(&b, red, red.Strip("got "+secret+" and "+fmt.Sprintf("%q", secret)))
 		if err := Validate(m.Interface()); err != nil {
-			// With what is wrong with the flags and keys, too.
+			// Also with invalid flags and keys.
 			var v *Violations
 			if !errors.As(err, &v) {
 				t.Fatal(err)

@@ -9,14 +9,12 @@ import (
 
 const (
 	mask = "***stripped***"
-	// tokensKey is the entry of volume_context (and, since Kubernetes 1.35, of
-	// secrets) in which kubelet hands over service-account tokens. It carries
-	// no csi_secret option, which made drivers log tokens (CVE-2023-2878,
+	// tokensKey has no csi_secret option, which made drivers log tokens (CVE-2023-2878,
 	// CVE-2024-3744).
-	tokensKey = kubernetesPrefix + "serviceAccount.tokens"
+	tokensKey = VolumeContextServiceAccountTokens
 )
 
-// Redacted is a message fit for a log. It computes nothing until it is printed,
+// Redacted renders a message without its secrets. It computes nothing until it is printed,
 // and it refers to the message instead of copying it: print it before the
 // message changes. It implements [slog.LogValuer] and [fmt.Stringer].
 type Redacted struct {
@@ -24,17 +22,17 @@ type Redacted struct {
 	keys    []string
 }
 
-// Redact prepares m for a log. What it prints has a mask in place of
+// Redact prepares m for a log. The rendered text has a mask in place of
 //
 //   - every field with the csi_secret option,
 //   - every map entry, at any depth, whose key is one of keys or Kubernetes'
 //     csi.storage.k8s.io/serviceAccount.tokens,
 //   - the value of every mount flag that carries a credential, such as
-//     password=, credentials=, secret= or token=, together with whatever follows
-//     in the same flag, or as --password and then the value; the name of a user,
-//     as in username=, and the user info of a URL.
+//     password=, credentials=, secret= or token=, together with the rest of
+//     the same flag, or as --password and then the value; a user name,
+//     as in username=, and the user information of a URL.
 //
-// Fields that this version of CSI does not know are left out.
+// Fields that this version of CSI does not declare are omitted.
 func Redact(m proto.Message, keys ...string) Redacted {
 	return Redacted{message: m, keys: keys}
 }
@@ -68,7 +66,7 @@ func masked(key string, keys []string) bool {
 	return key == tokensKey || slices.Contains(keys, key)
 }
 
-// sortedKeys appends the keys of m to to, which may have room on the stack.
+// sortedKeys appends the sorted keys of m to to, which may have capacity on the stack.
 func sortedKeys(to []string, m map[string]string) []string {
 	for k := range m {
 		to = append(to, k)

@@ -150,12 +150,12 @@ func TestRedactMountFlags(t *testing.T) {
 		m := &csi.VolumeCapability_MountVolume{MountFlags: []string{tt.flag}}
 		want, _ := json.Marshal(tt.want)
 		if got := csispec.Redact(m).String(); got != `{"mount_flags":[`+string(want)+`]}` {
-			t.Errorf("%q gives %s, want %s", tt.flag, got, want)
+			t.Errorf("redact %q: got %s, want %s", tt.flag, got, want)
 		}
 	}
 }
 
-// Programs take options that are an element of their own, as in
+// Programs accept an option and its value as separate elements, as in
 // mount -t fuse.x -- --secret-key abc.
 func TestRedactSplitMountFlags(t *testing.T) {
 	m := publish("s3cret", "--secret-key", "abcdef", "noatime", "-password", "--ro", "--key=x", "y", "keyed", "z")
@@ -172,7 +172,7 @@ func TestRedactSplitMountFlags(t *testing.T) {
 	}
 }
 
-// The name of a user is no secret to look for: it may be any word of a text.
+// A user name is not masked in other text: it may be any word of it.
 func TestStripLeavesUserNames(t *testing.T) {
 	m := publish("s3cret", "username=data,password=hunter2", "user=root%toor")
 	if got, want := csispec.Redact(m).Strip("no /data for root by hunter2, toor"), "no /data for root by ***stripped***, ***stripped***"; got != want {
@@ -201,7 +201,7 @@ func TestStrip(t *testing.T) {
 		{"noatime is fine for /t and v", "noatime is fine for /t and v"},
 	} {
 		if got := r.Strip(tt.text); got != tt.want {
-			t.Errorf("%q gives %q, want %q", tt.text, got, tt.want)
+			t.Errorf("strip %q: got %q, want %q", tt.text, got, tt.want)
 		}
 	}
 	if got := csispec.Redact(nil).Strip("x"); got != "x" {
@@ -209,8 +209,8 @@ func TestStrip(t *testing.T) {
 	}
 }
 
-// TestRedactEverySecretField holds the mask to the descriptor, so that a secret
-// field of a later CSI cannot be forgotten.
+// TestRedactEverySecretField compares with the descriptor, so that a secret
+// field of a later version of CSI cannot be missed.
 func TestRedactEverySecretField(t *testing.T) {
 	n := 0
 	for _, m := range good() {
@@ -247,7 +247,7 @@ func FuzzRedact(f *testing.F) {
 		if key != "a" && key != "b" {
 			m.VolumeContext[key] = secret
 		}
-		// The option is a known one, after whatever the fuzzer puts in front.
+		// A known option after arbitrary text.
 		m.VolumeCapability.GetMount().MountFlags = []string{before + "," + "password=" + secret, option + "," + "token=" + secret}
 		r := csispec.Redact(m, "mine", key)
 		var b bytes.Buffer

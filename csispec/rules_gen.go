@@ -7,10 +7,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// protoSHA256 is the sum of the csi.proto that the code below was made from.
+// protoSHA256 is the checksum of the csi.proto from which the code below was generated.
 const protoSHA256 = "8c5604cb76fefff19c01cf88ebd229e4f8c88c419898b07e4914318d25d84af3"
 
-// maxDepth is how many messages contain each other at most, the outermost not counted.
+// maxDepth is the maximum nesting of messages, without the outermost.
 const maxDepth = 4
 
 // The values of every enum, as bits.
@@ -92,7 +92,7 @@ const (
 	groupControllerServiceCapabilityRPCTypeAlpha = 0
 )
 
-// root judges any message of CSI.
+// root validates any message of CSI.
 func (w *walker) root(m proto.Message) {
 	switch m := m.(type) {
 	case *csi.GetPluginInfoResponse:
@@ -304,7 +304,7 @@ func (w *walker) pluginCapability(m *csi.PluginCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "service, volume_expansion")
+		w.missingOneof("type", "service, volume_expansion")
 	}
 }
 
@@ -377,7 +377,7 @@ func (w *walker) volumeContentSource(m *csi.VolumeContentSource) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "snapshot, volume")
+		w.missingOneof("type", "snapshot, volume")
 	}
 }
 
@@ -413,7 +413,7 @@ func (w *walker) volumeCapability(m *csi.VolumeCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("access_type", "block, mount")
+		w.missingOneof("access_type", "block, mount")
 	}
 	if x := m.GetAccessMode(); x != nil {
 		w.enter("access_mode")
@@ -730,7 +730,7 @@ func (w *walker) controllerServiceCapability(m *csi.ControllerServiceCapability)
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 
@@ -995,7 +995,7 @@ func (w *walker) nodeServiceCapability(m *csi.NodeServiceCapability) {
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 
@@ -1060,7 +1060,7 @@ func (w *walker) groupControllerServiceCapability(m *csi.GroupControllerServiceC
 		}
 	}
 	if !arm {
-		w.noArm("type", "rpc")
+		w.missingOneof("type", "rpc")
 	}
 }
 

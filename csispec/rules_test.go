@@ -7,8 +7,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// TestRulesNameFields finds typing mistakes in the table, and rules that make no
-// sense for the kind of their field.
+// TestRulesNameFields finds typos in the table, and rules that do not apply to the kind of
+// their field.
 func TestRulesNameFields(t *testing.T) {
 	known := map[protoreflect.FullName]protoreflect.FieldDescriptor{}
 	var walk func(ms protoreflect.MessageDescriptors)
@@ -41,8 +41,8 @@ func TestRulesNameFields(t *testing.T) {
 	}
 }
 
-// TestRequestRulesAgreeByName holds the table to what the specification does
-// everywhere: an ID is required in every request but in filters.
+// TestRequestRulesAgreeByName checks that the table follows the specification.s pattern:
+// an ID is required in every request except in filters.
 func TestRequestRulesAgreeByName(t *testing.T) {
 	optional := map[protoreflect.FullName]bool{
 		"csi.v1.ListSnapshotsRequest.snapshot_id":                true,

@@ -2,8 +2,8 @@ package csispec
 
 import "log/slog"
 
-// group builds the slog value of a message. Handlers print strings, numbers and
-// groups fast; only lists of messages become JSON beforehand.
+// group is a sink that builds the slog value of a message. Handlers print strings, numbers
+// and groups fast; only lists of messages are rendered as JSON here.
 type group struct {
 	keys  []string      // to mask
 	attrs [][]slog.Attr // of the messages that are open
@@ -74,7 +74,7 @@ func (g *group) secret(name, _ string)                    { g.text(name, mask) }
 func (g *group) masks(key string) bool { return masked(key, g.keys) }
 
 func (g *group) open(name string) {
-	g.add(slog.Attr{Key: name}) // close gives it its value
+	g.add(slog.Attr{Key: name}) // close sets its value
 	g.attrs = append(g.attrs, make([]slog.Attr, 0, 4))
 }
 
@@ -95,8 +95,8 @@ type rawJSON string
 
 func (j rawJSON) MarshalJSON() ([]byte, error) { return []byte(j), nil }
 
-// textList is printed as a JSON array by both, too, and the JSON handler need
-// not check it again.
+// textList is printed as a JSON array by both handlers too, without a second check by the
+// JSON handler.
 type textList []string
 
 func (l textList) String() string { return string(appendStrings(nil, l)) }

@@ -25,9 +25,9 @@ type MetadataResponse interface {
 	GetBlockMetadata() []*csi.BlockMetadata
 }
 
-// A MetadataStream judges what no message of a stream of GetMetadataAllocated or
-// GetMetadataDelta shows alone. [Validate] judges each by itself. A stream is
-// not safe for concurrent use, as that of grpc is not.
+// A MetadataStream validates the messages of a stream of GetMetadataAllocated or
+// GetMetadataDelta against each other. [Validate] validates each message on its own. A
+// MetadataStream is not safe for concurrent use.
 type MetadataStream struct {
 	start      int64
 	maxResults int32
@@ -39,27 +39,26 @@ type MetadataStream struct {
 	end        int64 // of the last block
 }
 
-// NewMetadataStream returns the judge of the answer to req.
+// NewMetadataStream returns a MetadataStream for the responses to req.
 func NewMetadataStream(req MetadataRequest) *MetadataStream {
 	return &MetadataStream{start: req.GetStartingOffset(), maxResults: req.GetMaxResults()}
 }
 
-// Next judges the next message of the stream and reports, as a *[Violations]
-// error,
+// Next validates the next message of the stream and returns a *[Violations]
+// error for
 //
 //   - a block_metadata_type or volume_capacity_bytes other than in the first
 //     message (metadata-type, metadata-capacity);
-//   - a block that does not begin at or behind the end of the one before, be it
-//     in another message (metadata-order);
+//   - a block that begins before the end of the previous one, in this or an earlier
+//     message (metadata-order);
 //   - a first block that ends at or before the starting_offset of the request
-//     (metadata-start), or an answer at all to a starting_offset beyond the
-//     volume, which should have been OUT_OF_RANGE;
+//     (metadata-start), or any response to a starting_offset beyond the
+//     volume, which has to be OUT_OF_RANGE;
 //   - blocks of different sizes although the type is FIXED_LENGTH
 //     (metadata-length);
 //   - more blocks than max_results of the request (metadata-count).
 //
-// The stream can go on after an error; a rule that was broken by one message is
-// judged anew in the next.
+// After an error, further messages can be validated.
 func (s *MetadataStream) Next(resp MetadataResponse) error {
 	v := &Violations{Subject: string(resp.ProtoReflect().Descriptor().Name())}
 	add := func(code codes.Code, field, rule, format string, args ...any) {
@@ -69,7 +68,7 @@ func (s *MetadataStream) Next(resp MetadataResponse) error {
 		s.kind, s.capacity = resp.GetBlockMetadataType(), resp.GetVolumeCapacityBytes()
 		if s.start > s.capacity {
 			add(codes.OutOfRange, "volume_capacity_bytes", "metadata-start",
-				"is %d, below the starting_offset %d of the request: answer OUT_OF_RANGE", s.capacity, s.start)
+				"is %d, below the starting_offset %d of the request: return OUT_OF_RANGE", s.capacity, s.start)
 		}
 	}
 	s.messages++
@@ -87,9 +86,9 @@ func (s *MetadataStream) Next(resp MetadataResponse) error {
 		switch {
 		case s.blocks == 0 && end <= s.start:
 			add(codes.Internal, index("block_metadata", i), "metadata-start",
-				"ends at %d, not behind the starting_offset %d of the request", end, s.start)
+				"ends at %d, not after the starting_offset %d of the request", end, s.start)
 		case s.blocks > 0 && at < s.end:
-			add(codes.Internal, index("block_metadata", i), "metadata-order", "begins at %d, before the end %d of the block before", at, s.end)
+			add(codes.Internal, index("block_metadata", i), "metadata-order", "begins at %d, before the end %d of the previous block", at, s.end)
 		}
 		if s.kind == csi.BlockMetadataType_FIXED_LENGTH {
 			if s.blocks == 0 {
@@ -97,7 +96,7 @@ func (s *MetadataStream) Next(resp MetadataResponse) error {
 			}
 			if b.GetSizeBytes() != s.length {
 				add(codes.Internal, index("block_metadata", i)+".size_bytes", "metadata-length",
-					"is %d after %d although the blocks are of fixed length", b.GetSizeBytes(), s.length)
+					"is %d after %d although block_metadata_type is FIXED_LENGTH", b.GetSizeBytes(), s.length)
 			}
 		}
 		s.blocks++
@@ -109,7 +108,7 @@ func (s *MetadataStream) Next(resp MetadataResponse) error {
 	return v
 }
 
-// blockEnd is the largest number there is if the true one is larger.
+// blockEnd saturates at the largest int64.
 func blockEnd(b *csi.BlockMetadata) int64 {
 	if b.GetByteOffset() > 0 && b.GetSizeBytes() > math.MaxInt64-b.GetByteOffset() {
 		return math.MaxInt64

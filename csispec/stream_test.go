@@ -12,7 +12,7 @@ import (
 func TestMetadataStream(t *testing.T) {
 	const fixed, variable = csi.BlockMetadataType_FIXED_LENGTH, csi.BlockMetadataType_VARIABLE_LENGTH
 	type stream []*csi.GetMetadataDeltaResponse
-	// next takes offsets and sizes by turns.
+	// next takes alternating offsets and sizes.
 	next := func(kind csi.BlockMetadataType, capacity int64, blocks ...int64) *csi.GetMetadataDeltaResponse {
 		m := &csi.GetMetadataDeltaResponse{BlockMetadataType: kind, VolumeCapacityBytes: capacity}
 		for b := range slices.Chunk(blocks, 2) {

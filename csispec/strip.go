@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// shortestSecret is the length below which a value is not looked for in other
-// text: it would be found everywhere.
+// shortestSecret is the length below which a value is not masked in other
+// text: it would occur everywhere.
 const shortestSecret = 4
 
-// Strip masks in text every value that the message prints a mask for, but the names
-// of users, from four bytes up, as it is and as Go, JSON or a URL would quote it. It
+// Strip masks in text every value of at least four bytes that is masked in the rendered
+// message, except user names, both verbatim and as Go, JSON or a URL would quote it. It
 // is meant for the text of an error that may echo its request, in a log or in a
 // status. Single lines of a value and the strings within a JSON value are masked too.
 func (r Redacted) Strip(text string) string {
 	if text == "" || r.isNil() {
 		return text
 	}
-	// All places are marked before any is replaced, because secrets may
+	// All occurrences are marked before any is replaced, because secrets may
 	// overlap.
 	var marked []bool
 	visit(secretSink{keys: r.keys, found: func(v string) {
@@ -110,8 +110,8 @@ func flagSecrets(flag string, f func(string)) {
 			return
 		}
 		f(secret)
-		// What follows a comma may be another option, and the user info of a
-		// URL has a password behind its colon.
+		// The text after a comma may be another option, and the user information of a
+		// URL has a password after its colon.
 		for _, sep := range []string{",", ":"} {
 			if a, b, found := strings.Cut(secret, sep); found {
 				f(a)
@@ -122,7 +122,7 @@ func flagSecrets(flag string, f func(string)) {
 	}
 }
 
-// forms lists the shapes in which a secret value may turn up in a text.
+// forms returns the encodings in which a secret value may occur in a text.
 func forms(v string) []string {
 	all := []string{v}
 	for line := range strings.Lines(v) {

@@ -8,23 +8,23 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Validate reports every rule of CSI v1.13 that m breaks, as a *[Violations]
-// error, or nil. It judges requests in full. Responses are judged by the same
-// rules (required, sizes, ranges, topology) with the code INTERNAL, as the
-// mistake is the plugin's; a plugin that already did the work should log such
-// an error rather than answer with it.
+// Validate returns every rule of CSI v1.13 that m breaks, as a *[Violations]
+// error, or nil. Responses are validated by the same
+// rules as requests (required, sizes, ranges, topology) with the code INTERNAL, because
+// the error is the plugin's; a plugin that has done the work already should log such
+// an error rather than return it.
 //
-// A required bool or number cannot be told from its zero value and is not
-// demanded. Messages outside the package csi.v1 pass. What takes more than one
-// message to judge is left to [MetadataStream] and [History]. Strings of requests
-// are taken for valid UTF-8, as no others get through the decoder; a response with
+// A required bool or number cannot be distinguished from its zero value and is not
+// checked. Messages outside the package csi.v1 pass. Rules for more than one
+// message are those of [MetadataStream] and [History]. Strings of requests
+// are assumed to be valid UTF-8, because the decoder rejects others; a response with
 // others (rule utf-8) could not be sent.
 //
-// Kubernetes adds entries that begin with csi.storage.k8s.io/ to maps which the
-// plugin made; they do not count towards the size of a map.
+// Kubernetes adds entries that begin with csi.storage.k8s.io/ to maps of the
+// plugin; they do not count towards the size of a map.
 //
-// A message that breaks no rule is judged without reflection and without
-// allocating. Validate does not change m and is safe for concurrent use.
+// A message that breaks no rule is validated without reflection and without
+// allocations. Validate does not change m and is safe for concurrent use.
 func Validate(m proto.Message, opts ...Option) error {
 	if m == nil {
 		return &Violations{Subject: "message", All: []Violation{{
@@ -56,14 +56,14 @@ func isRequest(m proto.Message) bool {
 	return strings.HasSuffix(string(m.ProtoReflect().Descriptor().Name()), "Request")
 }
 
-// A walker goes through one message, in the generated method for its type, and
-// collects what it finds. It knows the way to the message that it is in, so that
-// a path is put together only for a violation.
+// A walker validates one message, in the generated method for its type, and
+// collects violations. It keeps the steps to the current message, so that
+// a path is built only for a violation.
 type walker struct {
 	config
 	subject proto.Message
-	utf8    bool // is judged
-	way     [maxDepth]step
+	utf8    bool // is checked
+	steps   [maxDepth]step
 	depth   int
 	found   []Violation
 }
@@ -75,22 +75,22 @@ type step struct {
 }
 
 func (w *walker) enter(field string) {
-	w.way[w.depth] = step{field, -1}
+	w.steps[w.depth] = step{field, -1}
 	w.depth++
 }
 
 func (w *walker) enterAt(field string, i int) {
-	w.way[w.depth] = step{field, i}
+	w.steps[w.depth] = step{field, i}
 	w.depth++
 }
 
 func (w *walker) leave() { w.depth-- }
 
-// path is that of a field of the message the walker is in, or of the message
+// path returns the path of a field of the current message, or of the message
 // itself if field is empty.
 func (w *walker) path(field string) string {
 	var b strings.Builder
-	for _, s := range w.way[:w.depth] {
+	for _, s := range w.steps[:w.depth] {
 		if b.Len() > 0 {
 			b.WriteByte('.')
 		}
@@ -106,7 +106,7 @@ func (w *walker) path(field string) string {
 	return b.String()
 }
 
-// add reports a violation with the code that Validate gives to most.
+// add reports a violation with the default code of Validate.
 func (w *walker) add(field, rule, format string, args ...any) {
 	w.addCode(codes.OK, field, rule, format, args...)
 }

@@ -279,7 +279,7 @@ func TestValidateRules(t *testing.T) {
 			r.Preferred[7] = segments("zone", "z7")
 			m.AccessibilityRequirements = r
 		}), want: []string{"accessibility_requirements.preferred[7] topology-preferred"}},
-		{name: "preferred alone", m: create(func(m *csi.CreateVolumeRequest) { m.AccessibilityRequirements.Requisite = nil })},
+		{name: "preferred only", m: create(func(m *csi.CreateVolumeRequest) { m.AccessibilityRequirements.Requisite = nil })},
 		{name: "topology", m: &csi.GetCapacityRequest{AccessibleTopology: segments(
 			"Zone", "a", "zone", "b", "Example.com/zone", "c", "a/b/c", "d", "a..b/c", "e", "-x", "f", "ok", "-", "nothing", "")},
 			want: []string{
@@ -361,14 +361,14 @@ func TestViolationsStatus(t *testing.T) {
 		opts []csispec.Option
 		want codes.Code
 	}{
-		{"staging path alone", example[*csi.NodePublishVolumeRequest](t), []csispec.Option{csispec.WithStageUnstageVolume()}, codes.FailedPrecondition},
+		{"staging path only", example[*csi.NodePublishVolumeRequest](t), []csispec.Option{csispec.WithStageUnstageVolume()}, codes.FailedPrecondition},
 		{"malformed too", &csi.NodePublishVolumeRequest{TargetPath: "/t"}, []csispec.Option{csispec.WithStageUnstageVolume()}, codes.InvalidArgument},
-		{"offset alone", &csi.GetMetadataDeltaRequest{BaseSnapshotId: "a", TargetSnapshotId: "b", StartingOffset: -1}, nil, codes.OutOfRange},
+		{"offset only", &csi.GetMetadataDeltaRequest{BaseSnapshotId: "a", TargetSnapshotId: "b", StartingOffset: -1}, nil, codes.OutOfRange},
 		{"offset and limit", &csi.GetMetadataDeltaRequest{BaseSnapshotId: "a", TargetSnapshotId: "b", StartingOffset: -1, MaxResults: -1}, nil, codes.InvalidArgument},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			err := csispec.Validate(tt.m, tt.opts...)
-			// Wrapped, as grpc will meet it.
+			// Wrapped, as an interceptor may return it.
 			if got := status.Code(fmt.Errorf("call: %w", err)); got != tt.want {
 				t.Errorf("got %v (%v), want %v", got, err, tt.want)
 			}
@@ -387,7 +387,7 @@ func TestViolationsTextIsBounded(t *testing.T) {
 	}
 }
 
-// 32 violations may fill more than what a client takes.
+// The text of 32 violations may exceed the limit of clients.
 func TestViolationsTextIsBoundedInBytes(t *testing.T) {
 	m := &csi.Topology{Segments: map[string]string{}}
 	for i := range 40 {
@@ -419,7 +419,7 @@ func FuzzValidate(f *testing.F) {
 		if err := csispec.Validate(m, csispec.WithStageUnstageVolume()); err != nil {
 			s, ok := status.FromError(err)
 			if !ok || s.Code() == codes.OK || s.Code() == codes.Unknown || s.Message() == "" {
-				t.Errorf("%v gives the status %v", err, s)
+				t.Errorf("%v has the status %v", err, s)
 			}
 		}
 		_ = csispec.Redact(m).String()

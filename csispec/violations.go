@@ -25,29 +25,30 @@ type Violation struct {
 	// metadata-start, metadata-length and metadata-count; from History
 	// constant and topology-prefix.
 	Rule string
-	// Code is what the specification asks a plugin to answer.
+	// Code is the status code that the specification requires.
 	Code codes.Code
 	// Text says what is wrong. It never contains the value of a map.
 	Text string
 }
 
-// Violations is the error of [Validate] and [CheckCapabilities]: every rule
+// Violations is the error of [Validate], [CheckCapabilities], [RoundCapacity],
+// [MetadataStream] and [History]: every rule
 // that Subject breaks, in the order of its fields. All is never empty.
 type Violations struct {
-	// Subject is what was judged: the short name of the message, as in
-	// "NodePublishVolumeRequest", or "capabilities".
+	// Subject is what was validated: the short name of the message, as in
+	// "NodePublishVolumeRequest", or "capabilities" or "capacity_range".
 	Subject string
 	All     []Violation
 }
 
-// The text is bounded by the number of violations and by its size. A status message
-// travels in an HTTP/2 header, and clients other than Go's refuse headers above 8 KiB.
+// Limits of the text. A status message is sent in an HTTP/2 header, and clients other than
+// Go's reject headers above 8 KiB.
 const (
 	maxListed = 32
 	maxText   = 4 << 10
 )
 
-// Error names every field and what is wrong with it, up to 32 of them and 4 KiB.
+// Error lists the fields and what is wrong with each, up to 32 of them and 4 KiB.
 func (v *Violations) Error() string {
 	var b strings.Builder
 	b.WriteString("invalid ")
@@ -71,8 +72,8 @@ func (v *Violations) Error() string {
 	return b.String()
 }
 
-// GRPCStatus returns the status to answer with. INVALID_ARGUMENT goes before
-// any other code, because a request has to be well-formed before its state
+// GRPCStatus returns the status for the response. INVALID_ARGUMENT takes precedence over
+// other codes, because a request has to be well-formed before its state
 // matters.
 func (v *Violations) GRPCStatus() *status.Status {
 	code := codes.InvalidArgument

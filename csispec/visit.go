@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A sink takes the fields of a message that are set, in the order of their
-// declaration. Who prints or hides what is the sink's to decide; the generated
-// functions that call it only know what kind of field it is.
+// A sink receives the fields of a message that are set, in the order of their
+// declaration. It decides what is printed or masked; the generated
+// functions that call it pass only the kind of field.
 type sink interface {
 	text(name, v string)
 	integer(name string, v int64)
@@ -25,7 +25,7 @@ type sink interface {
 	// secrets are a map with the csi_secret option, secret any other field.
 	secrets(name string, m map[string]string)
 	secret(name, v string)
-	// masks tells whether the caller wants entries with this key masked.
+	// masks reports whether entries with this key are masked.
 	masks(key string) bool
 	// open and close enclose the fields of a message.
 	open(name string)
@@ -44,8 +44,8 @@ func visitList[M any](s sink, name string, ms []M, visit func(sink, M)) {
 	s.list(name, len(ms), func(s sink, i int) { visit(s, ms[i]) })
 }
 
-// visitReflect serves messages that are not CSI's own, such as those of the
-// health service, or newer than the generated code.
+// visitReflect visits messages of other packages, such as the
+// health service, or messages newer than the generated code.
 func visitReflect(s sink, m protoreflect.Message) {
 	fds := m.Descriptor().Fields()
 	for i := range fds.Len() {

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// visitKnown hands the fields of a message of CSI to s and tells whether it is one.
+// visitKnown hands the fields of a message of CSI to s and reports whether it is one.
 func visitKnown(s sink, m proto.Message) bool {
 	switch m := m.(type) {
 	case *csi.GetPluginInfoRequest:

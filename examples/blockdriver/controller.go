@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -75,13 +76,7 @@ var volumeParameters []string
 const maxPage = 4_000
 
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
-	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range controllerCapabilities {
-		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
-			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
-		})
-	}
-	return resp, nil
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: csispec.ControllerCapabilities(controllerCapabilities...)}, nil
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
@@ -385,7 +380,7 @@ func checkParameters(parameters map[string]string) error {
 func ownKeys(m map[string]string) map[string]string {
 	own := map[string]string{}
 	for key, value := range m {
-		if !strings.HasPrefix(key, "csi.storage.k8s.io/") && !strings.HasPrefix(key, "storage.kubernetes.io/") {
+		if !csispec.IsKubernetesKey(key) {
 			own[key] = value
 		}
 	}

@@ -115,7 +115,7 @@ func TestControllerCreateVolume(t *testing.T) {
 			code: codes.InvalidArgument, texts: []string{"mutable_parameters"}},
 		{name: "topology", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("", writer)), AccessibilityRequirements: &csi.TopologyRequirement{}},
 			code: codes.InvalidArgument, texts: []string{"accessibility_requirements"}},
-		{name: "too small", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("xfs", writer)), CapacityRange: &csi.CapacityRange{RequiredBytes: mib}},
+		{name: "limit below the minimum", req: &csi.CreateVolumeRequest{VolumeCapabilities: caps(mountCap("xfs", writer)), CapacityRange: &csi.CapacityRange{LimitBytes: mib}},
 			code: codes.OutOfRange, texts: []string{"xfs"}},
 	}
 	for _, test := range tests {

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"math"
 	"syscall"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 )
 
 const (
@@ -17,22 +20,12 @@ const (
 // a large part of it.
 var minimumSize = map[string]int64{accessBlock: mib, "ext4": 16 * mib, "xfs": 300 * mib}
 
-// chooseSize picks the size of a new volume: what is required, or
-// defaultCapacity, in whole MiB.
+// chooseSize returns the size of a new volume: required_bytes, or defaultCapacity,
+// in whole MiB and not below the minimum of its access type.
 func chooseSize(r CapacityRange, accessType string) (int64, error) {
-	limit := r.Limit
-	if limit == 0 {
-		limit = math.MaxInt64
-	}
-	size := min(defaultCapacity, limit/mib*mib)
-	if r.Required > 0 {
-		var err error
-		if size, err = roundUp(r.Required, limit); err != nil {
-			return 0, err
-		}
-	}
-	if least := minimumSize[accessType]; size < least {
-		return 0, fmt.Errorf("%w: %d bytes are too small for %s; request and allow at least %d", errOutOfRange, size, accessType, least)
+	size, err := roundCapacity(r, minimumSize[accessType], csispec.WithDefaultCapacity(defaultCapacity))
+	if err != nil {
+		return 0, fmt.Errorf("capacity for %s: %w", accessType, err)
 	}
 	return size, nil
 }
@@ -56,20 +49,13 @@ func chooseGrownSize(r CapacityRange, current int64) (int64, error) {
 	if current >= r.Required {
 		return current, nil
 	}
-	limit := r.Limit
-	if limit == 0 {
-		limit = math.MaxInt64
-	}
-	return roundUp(r.Required, limit)
+	return roundCapacity(r, 0)
 }
 
-func roundUp(required, limit int64) (int64, error) {
-	if required > math.MaxInt64-mib+1 {
-		return 0, fmt.Errorf("%w: required_bytes %d is more than any volume can have", errOutOfRange, required)
-	}
-	size := (required + mib - 1) / mib * mib
-	if size > limit {
-		return 0, fmt.Errorf("%w: volumes have whole MiB, and required_bytes %d rounded up is %d, more than limit_bytes %d; raise the limit", errOutOfRange, required, size, limit)
+func roundCapacity(r CapacityRange, minimum int64, opts ...csispec.CapacityOption) (int64, error) {
+	size, err := csispec.RoundCapacity(&csi.CapacityRange{RequiredBytes: r.Required, LimitBytes: r.Limit}, minimum, mib, opts...)
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", errOutOfRange, err)
 	}
 	return size, nil
 }

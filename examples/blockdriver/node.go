@@ -8,6 +8,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/loopdev"
 	"github.com/csikit/csikit/nodeops"
 	"github.com/csikit/csikit/topology"
@@ -55,20 +56,14 @@ func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi
 // for a group. With it kubelet would pass the pod's fsGroup here and not change the group
 // of the files, as fsGroupPolicy: File of the CSIDriver asks.
 func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: csispec.NodeCapabilities(
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
 		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
-	} {
-		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
-			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
-		})
-	}
-	return resp, nil
+	)}, nil
 }
 
 func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
@@ -152,7 +147,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	}
 	device := nodeops.Device{Path: dev.Path}
 	ro := req.GetReadonly() || readOnly(vol, req.GetVolumeCapability())
-	once := exclusive(req.GetVolumeCapability())
+	once := csispec.IsSinglePublish(req.GetVolumeCapability().GetAccessMode().GetMode())
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.PublishFilesystem(ctx, nodeops.PublishFilesystemRequest{
 			VolumeID: vol.ID, StagingTargetPath: req.GetStagingTargetPath(), Device: device,
@@ -186,14 +181,10 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 	if err != nil {
 		return nil, err
 	}
-	bytes := &csi.VolumeUsage{Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes}
-	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{bytes}}
-	if s.TotalInodes > 0 {
-		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
-			Unit: csi.VolumeUsage_INODES, Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes,
-		})
-	}
-	return resp, nil
+	return &csi.NodeGetVolumeStatsResponse{Usage: csispec.VolumeUsage(
+		csispec.Usage{Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes},
+		csispec.Usage{Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes},
+	)}, nil
 }
 
 func (n *nodeServer) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
@@ -352,10 +343,4 @@ func uncertain(err error) error { return status.Error(codes.Unavailable, err.Err
 // (PUBLISH_READONLY), or the access mode says it.
 func readOnly(vol Volume, c *csi.VolumeCapability) bool {
 	return vol.Attachment.ReadOnly || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
-}
-
-// exclusive: of the modes offered only SINGLE_NODE_MULTI_WRITER lets a volume be
-// published more than once on its node (the table at NodePublishVolume in the spec).
-func exclusive(c *csi.VolumeCapability) bool {
-	return c.GetAccessMode().GetMode() != csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 }

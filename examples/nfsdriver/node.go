@@ -6,6 +6,7 @@ import (
 	"regexp"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -34,16 +35,10 @@ func (n *nodeServer) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi
 }
 
 func (n *nodeServer) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: csispec.NodeCapabilities(
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	} {
-		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
-			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
-		})
-	}
-	return resp, nil
+	)}, nil
 }
 
 func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
@@ -61,7 +56,7 @@ func (n *nodeServer) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 	}
 	share := nodeops.PublishShareRequest{
 		VolumeID: req.GetVolumeId(), Source: ref.source(ref.SubDir), FSType: n.fsType, TargetPath: req.GetTargetPath(),
-		MountFlags: flags, ReadOnly: req.GetReadonly() || readerOnly(capability), Exclusive: exclusive(capability),
+		MountFlags: flags, ReadOnly: req.GetReadonly() || readerOnly(capability), Exclusive: csispec.IsSinglePublish(capability.GetAccessMode().GetMode()),
 	}
 	if err := n.servers.Watch(ctx, ref.export, func(ctx context.Context) error { return n.ops.PublishShare(ctx, share) }); err != nil {
 		return nil, err
@@ -80,7 +75,7 @@ func (n *nodeServer) shareOf(id string, attributes map[string]string, flags []st
 	if err != nil {
 		return ref, err
 	}
-	if attributes[ephemeralKey] != "true" && !inlineID.MatchString(id) {
+	if attributes[csispec.VolumeContextEphemeral] != "true" && !inlineID.MatchString(id) {
 		return ref, allowed(n.known, ref.export)
 	}
 	for _, e := range n.inline {
@@ -152,33 +147,16 @@ func (n *nodeServer) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVol
 	if notOurs == nil && !ref.isAt(s.Source) {
 		return nil, status.Errorf(codes.NotFound, "volume %s is not mounted at %s, but %s is", req.GetVolumeId(), req.GetVolumePath(), s.Source)
 	}
-	resp := &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{{
-		Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes,
-	}}}
-	if s.TotalInodes > 0 {
-		resp.Usage = append(resp.Usage, &csi.VolumeUsage{
-			Unit: csi.VolumeUsage_INODES, Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes,
-		})
-	}
-	return resp, nil
+	return &csi.NodeGetVolumeStatsResponse{Usage: csispec.VolumeUsage(
+		csispec.Usage{Total: s.TotalBytes, Available: s.AvailableBytes, Used: s.UsedBytes},
+		csispec.Usage{Total: s.TotalInodes, Available: s.AvailableInodes, Used: s.UsedInodes},
+	)}, nil
 }
 
 // readerOnly reports whether the access mode requires a read-only mount.
 func readerOnly(c *csi.VolumeCapability) bool {
 	switch c.GetAccessMode().GetMode() {
 	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY, csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
-		return true
-	}
-	return false
-}
-
-// exclusive reports whether the access mode allows only one target path on the node (the
-// table at NodePublishVolume in the spec).
-func exclusive(c *csi.VolumeCapability) bool {
-	switch c.GetAccessMode().GetMode() {
-	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
 		return true
 	}
 	return false

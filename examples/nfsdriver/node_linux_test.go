@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/nodeops"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -271,8 +272,8 @@ func TestInlineVolumes(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		c := newCO(t, startLocal(t, shares), localClass)
 		refused(t, c.publish(inline(kubelets), "a"), codes.InvalidArgument, "-inline-exports")
-		refused(t, c.publish(inline(kubelets, ephemeralKey, "false"), "a"), codes.InvalidArgument, "-inline-exports")
-		refused(t, c.publish(inline("x", ephemeralKey, "true"), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline(kubelets, csispec.VolumeContextEphemeral, "false"), "a"), codes.InvalidArgument, "-inline-exports")
+		refused(t, c.publish(inline("x", csispec.VolumeContextEphemeral, "true"), "a"), codes.InvalidArgument, "-inline-exports")
 		must(t, c.publish(inline("by hand"), "a"))
 		must(t, c.unpublish(inline("by hand"), "a"))
 		c.gone("a")

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/csikit/csikit/csispec"
 )
 
 // The parameters of a StorageClass.
@@ -25,9 +27,6 @@ const (
 
 	// A volume's attributes have the first three, and this one.
 	attrMountOptions = "mountOptions"
-
-	kubernetesPrefix = "csi.storage.k8s.io/"
-	ephemeralKey     = kubernetesPrefix + "ephemeral"
 )
 
 var volumeParameters = []string{paramServer, paramShare, paramSubDir, paramOnDelete, paramPermissions, paramOwner, paramGroup, paramCopyInUse}
@@ -45,9 +44,9 @@ type access struct {
 // templateKeys maps the variables of a subDir to the keys of their values: the
 // metadata that external-provisioner adds with --extra-create-metadata.
 var templateKeys = map[string]string{
-	"pvc.metadata.name":      kubernetesPrefix + "pvc/name",
-	"pvc.metadata.namespace": kubernetesPrefix + "pvc/namespace",
-	"pv.metadata.name":       kubernetesPrefix + "pv/name",
+	"pvc.metadata.name":      csispec.ParameterPVCName,
+	"pvc.metadata.namespace": csispec.ParameterPVCNamespace,
+	"pv.metadata.name":       csispec.ParameterPVName,
 }
 
 // planVolume parses the parameters of CreateVolume, and derives from them and the name
@@ -200,7 +199,7 @@ func knownKeys(what string, m map[string]string, known []string) error {
 func ownKeys(m map[string]string) map[string]string {
 	own := map[string]string{}
 	for key, value := range m {
-		if !strings.HasPrefix(key, kubernetesPrefix) && !strings.HasPrefix(key, "storage.kubernetes.io/") {
+		if !csispec.IsKubernetesKey(key) {
 			own[key] = value
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -907,7 +908,7 @@ func TestLongSubDir(t *testing.T) {
 	for _, how := range []string{"delete", "archive"} {
 		create := func(name string) (*csi.Volume, error) {
 			return c.create(name, paramSubDir, "${pvc.metadata.namespace}/${pvc.metadata.name}", paramOnDelete, how,
-				kubernetesPrefix+"pvc/namespace", namespace, kubernetesPrefix+"pvc/name", claim)
+				csispec.ParameterPVCNamespace, namespace, csispec.ParameterPVCName, claim)
 		}
 		v, err := create("pvc-1")
 		must(t, err)

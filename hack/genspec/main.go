@@ -1,11 +1,11 @@
-// Genspec writes those parts of the package csispec that follow from csi.proto:
+// Genspec generates the parts of package csispec that follow from csi.proto:
 // a validator and a printer for every message. It reads the csi.proto of the
-// spec module that the library's go.mod names, takes options such as csi_secret
+// spec module in the library's go.mod, takes options such as csi_secret
 // from its descriptor and rules such as REQUIRED from its comments, and fails on
-// any field whose comment it does not understand, so that a new version of CSI
-// is read by a person before its rules are trusted.
+// any field whose comment it cannot classify, so that a new version of CSI
+// is reviewed before its rules are used.
 //
-// It is a module of its own to keep the compiler of proto files out of the
+// It is a separate module to keep the proto compiler out of the
 // library's dependencies. Run it by go generate ./csispec.
 package main
 
@@ -77,7 +77,8 @@ func generate(root string) (map[string][]byte, error) {
 	return files, errors.Join(errs...)
 }
 
-// findSpec asks the go command for the spec module that the library builds with.
+// findSpec returns the version and directory of the spec module that the library builds
+// with.
 func findSpec(root string) (version, dir string, err error) {
 	list := exec.Command("go", "list", "-m", "-f", "{{.Version}} {{.Dir}}", specModule)
 	list.Dir = root

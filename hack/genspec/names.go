@@ -31,8 +31,8 @@ func goType(d protoreflect.Descriptor) string {
 	return "csi." + goName(d)
 }
 
-// armType is the name of the Go type that carries one arm of a oneof. It gets an
-// underscore if a message within the same one is called so.
+// armType is the name of the Go type that wraps one field of a oneof. It ends in an
+// underscore if a nested message has the same name.
 func armType(fd protoreflect.FieldDescriptor) string {
 	name := camel(string(fd.Name()))
 	if fd.ContainingMessage().Messages().ByName(protoreflect.Name(name)) != nil {

@@ -2,7 +2,7 @@ package main
 
 import "google.golang.org/protobuf/reflect/protoreflect"
 
-// capabilities are those that rules depend on, with their names in csispec.
+// capabilities are those on which rules depend, with their names in csispec.
 var capabilities = map[string]string{
 	"VOLUME_ACCESSIBILITY_CONSTRAINTS":   "volumeTopology",
 	"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS": "snapshotTopology",
@@ -15,7 +15,7 @@ var capabilities = map[string]string{
 	"VOLUME_MOUNT_GROUP":                 "mountGroup",
 }
 
-// handRules are the messages with a rule that takes more than one field, or a
+// handRules are the messages with a rule for more than one field, or with a
 // grammar: see csispec/handwritten.go.
 var handRules = map[protoreflect.FullName]bool{
 	"csi.v1.CapacityRange":                                     true,
@@ -31,8 +31,8 @@ var handRules = map[protoreflect.FullName]bool{
 	"csi.v1.VolumeGroupSnapshot":                               true,
 }
 
-// overrides are the rules that no comment of csi.proto states in a sentence that
-// a program can trust. Names lack the prefix csi.v1.
+// overrides are the rules that the comments of csi.proto do not state in a sentence that
+// can be classified. Names are without the prefix csi.v1.
 var overrides = []struct {
 	fields []string
 	set    func(*rule)
@@ -52,7 +52,7 @@ var overrides = []struct {
 		fields: []string{"PluginCapability.Service.type", "PluginCapability.VolumeExpansion.type", "ControllerServiceCapability.RPC.type",
 			"GroupControllerServiceCapability.RPC.type", "NodeServiceCapability.RPC.type"},
 		set: func(r *rule) { r.required = true },
-		why: "the comment says nothing, but a capability of the type UNKNOWN tells the CO nothing",
+		why: "the comment says nothing, but a capability of the type UNKNOWN has no meaning for the CO",
 	},
 	{
 		fields: []string{"NodeExpandVolumeRequest.volume_path"},
@@ -62,12 +62,12 @@ var overrides = []struct {
 	{
 		fields: []string{"NodeGetVolumeStatsRequest.volume_path", "NodeExpandVolumeRequest.volume_path"},
 		set:    func(r *rule) { r.lenientPath = true },
-		why:    "csi-sanity sends a relative one and wants NOT_FOUND",
+		why:    "csi-sanity sends a relative one and expects NOT_FOUND",
 	},
 	{
 		fields: []string{"ControllerModifyVolumeRequest.mutable_parameters"},
 		set:    func(r *rule) { r.lenientEmpty = "emptyMutableParameters" },
-		why:    "csi-sanity sends none unless it is given some",
+		why:    "csi-sanity sends none unless it is configured with some",
 	},
 	{
 		fields: []string{"DeleteVolumeGroupSnapshotRequest.snapshot_ids", "GetVolumeGroupSnapshotRequest.snapshot_ids"},
@@ -106,7 +106,7 @@ var overrides = []struct {
 	{
 		fields: []string{"ValidateVolumeCapabilitiesRequest.mutable_parameters"},
 		set:    func(r *rule) { r.gate = "modifyVolume" },
-		why:    "it refers to CreateVolumeRequest.mutable_parameters",
+		why:    "its comment refers to CreateVolumeRequest.mutable_parameters",
 	},
 	{
 		fields: []string{"VolumeCapability.MountVolume.volume_mount_group"},
@@ -116,6 +116,6 @@ var overrides = []struct {
 	{
 		fields: []string{"ControllerGetVolumeResponse.VolumeStatus.published_node_ids"},
 		set:    func(r *rule) { r.requiredWith = "" },
-		why:    "a volume that is published nowhere has an empty list, which cannot be told from none",
+		why:    "a volume that is not published has an empty list, which cannot be distinguished from none",
 	},
 }

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// A spec is csi.proto as it was understood.
+// A spec is csi.proto with the classified rules of its fields.
 type spec struct {
 	messages []*message // as declared, each before those it contains
 	enums    []protoreflect.EnumDescriptor
@@ -20,7 +20,7 @@ type message struct {
 	protoreflect.MessageDescriptor
 	fields []*field
 	hand   bool // has a rule in csispec/handwritten.go
-	// alpha tells that it is the request of a call that is alpha.
+	// alpha means that it is the request of a call that is alpha.
 	alpha bool
 }
 
@@ -29,7 +29,7 @@ type field struct {
 	rule
 }
 
-// A rule is what holds for one field.
+// A rule is the rules for one field.
 type rule struct {
 	required, optional bool
 	path               bool // an absolute path
@@ -40,13 +40,13 @@ type rule struct {
 	outOfRange         bool // a negative number is OUT_OF_RANGE
 	noControls         bool
 	max                int    // size in bytes where it is not the general one
-	total              int    // size in bytes of all elements, which have no other
+	total              int    // size in bytes of all elements together, which have no other limit
 	gate               string // the capability without which it must not be set
 	requiredWith       string // the capability with which it must be set
 	secret, alpha      bool
 }
 
-// The sentences of csi.proto that state a rule. White space is folded before.
+// The sentences of csi.proto that state a rule, after white space is folded.
 var (
 	saysRequired    = regexp.MustCompile(`\b(?:[Tt]his field is|[Tt]his is an?) REQUIRED\b`)
 	saysOptional    = regexp.MustCompile(`\b(?:[Tt]his field is|[Tt]his is an?) OPTIONAL\b`)
@@ -65,7 +65,7 @@ var (
 		"|has `(\\w+)` controller capability, and SHALL be left unset if the corresponding Controller Plugin does not have this capability")
 	saysRequiredWith = regexp.MustCompile(`MUST be specified if the (\w+) controller capability is supported`)
 	saysAdvice       = regexp.MustCompile(`general CSI size limit, 128 byte, is RECOMMENDED`)
-	// Words that none of the above may have missed.
+	// Words in sentences that the above must have matched.
 	suspicious = regexp.MustCompile(`negative|MUST be greater|absolute path|exceed|size limit|characters or less|banned|SHALL NOT be (?:set|specified)|left unset|MUST also set|MUST be specified if`)
 )
 
@@ -175,9 +175,9 @@ func (r *rule) classify(text string) error {
 		}
 	}
 	if saysOverrides.MatchString(text) {
-		// Of the fields that do, one states its size and the others are paths.
+		// Of these fields, one states its size and the others are paths.
 		if (r.max != 0) == saysPathSize.MatchString(text) {
-			return fmt.Errorf("overrides the size limit, but with what?")
+			return fmt.Errorf("overrides the size limit, but states no new one")
 		}
 		r.path = r.path || r.max == 0
 	}
@@ -187,12 +187,12 @@ func (r *rule) classify(text string) error {
 		rest = re.ReplaceAllString(rest, "")
 	}
 	if word := suspicious.FindString(rest); word != "" {
-		return fmt.Errorf("%q in its comment fits no known sentence", word)
+		return fmt.Errorf("%q in its comment matches no known sentence", word)
 	}
 	return err
 }
 
-// check finds rules that make no sense for the kind of the field.
+// check rejects rules that do not apply to the kind of the field.
 func (f *field) check() error {
 	text := f.Kind() == protoreflect.StringKind && !f.IsMap()
 	integer := f.Kind() == protoreflect.Int32Kind || f.Kind() == protoreflect.Int64Kind ||
@@ -222,7 +222,7 @@ func alphaRequests(file protoreflect.FileDescriptor) map[protoreflect.FullName]b
 	return alpha
 }
 
-// option tells whether a bool option is set, found by name because the Go types
+// option reports whether a bool option is set. It is found by name because the Go types
 // of the options are not linked into this program.
 func option(d protoreflect.Descriptor, name protoreflect.FullName) bool {
 	set := false

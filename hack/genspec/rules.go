@@ -26,10 +26,10 @@ func writeRules(s *spec, sum string) string {
 		depth = max(depth, w.depth(m))
 	}
 	w.f("import (\n\t%q\n\t%q\n)\n\n", specModule+"/lib/go/csi", "google.golang.org/protobuf/proto")
-	w.f("// protoSHA256 is the sum of the csi.proto that the code below was made from.\nconst protoSHA256 = %q\n\n", sum)
-	w.f("// maxDepth is how many messages contain each other at most, the outermost not counted.\nconst maxDepth = %d\n\n", depth)
+	w.f("// protoSHA256 is the checksum of the csi.proto from which the code below was generated.\nconst protoSHA256 = %q\n\n", sum)
+	w.f("// maxDepth is the maximum nesting of messages, without the outermost.\nconst maxDepth = %d\n\n", depth)
 	w.enums(s)
-	w.f("// root judges any message of CSI.\nfunc (w *walker) root(m proto.Message) {\n\tswitch m := m.(type) {\n")
+	w.f("// root validates any message of CSI.\nfunc (w *walker) root(m proto.Message) {\n\tswitch m := m.(type) {\n")
 	for _, m := range s.messages {
 		if w.hasRules(m) {
 			w.f("\tcase *%s:\n\t\tw.%s(m)\n", goType(m), method(m))
@@ -97,8 +97,8 @@ func (w *rulesWriter) message(m *message) {
 	w.f("}\n")
 }
 
-// oneof writes a switch over the arms. A plugin that fills a response by hand can
-// put a nil pointer there, which is as good as no arm on the wire.
+// oneof writes a switch over the fields of a oneof. A plugin can set a nil pointer in a
+// response, which is an absent field on the wire.
 func (w *rulesWriter) oneof(m *message, od protoreflect.OneofDescriptor) {
 	var names []string
 	w.f("\tarm := false\n\tswitch x := m.Get%s().(type) {\n", camel(string(od.Name())))
@@ -115,7 +115,7 @@ func (w *rulesWriter) oneof(m *message, od protoreflect.OneofDescriptor) {
 			w.f("\t\tif arm {\n\t\t\tw.enter(%q)\n\t\t\tw.%s(x.%s)\n\t\t\tw.leave()\n\t\t}\n", f.Name(), method(sub), camel(string(f.Name())))
 		}
 	}
-	w.f("\t}\n\tif !arm {\n\t\tw.noArm(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
+	w.f("\t}\n\tif !arm {\n\t\tw.missingOneof(%q, %q)\n\t}\n", od.Name(), strings.Join(names, ", "))
 }
 
 func (w *rulesWriter) field(f *field) {
@@ -257,7 +257,7 @@ func isSet(f *field) string {
 	return get + " != 0"
 }
 
-// hasRules tells whether a message or one within it has any rule.
+// hasRules reports whether a message or one within it has any rule.
 func (w *rulesWriter) hasRules(m *message) bool {
 	if m == nil {
 		return false

@@ -30,7 +30,7 @@ func writeVisits(s *spec) string {
 	}
 	f("import (\n\t%q\n\t%q\n\t%q\n\t%q\n)\n\n", specModule+"/lib/go/csi", "google.golang.org/protobuf/proto",
 		"google.golang.org/protobuf/types/known/timestamppb", "google.golang.org/protobuf/types/known/wrapperspb")
-	f("// visitKnown hands the fields of a message of CSI to s and tells whether it is one.\n")
+	f("// visitKnown hands the fields of a message of CSI to s and reports whether it is one.\n")
 	f("func visitKnown(s sink, m proto.Message) bool {\n\tswitch m := m.(type) {\n")
 	for _, m := range s.messages {
 		f("\tcase *%s:\n\t\tvisit%s(s, m)\n", goType(m), goName(m))

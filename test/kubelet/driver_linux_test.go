@@ -18,8 +18,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The tests wait for kubelet's loop most of the time, so that their number is not
-	// that of the processors. A flag on the command line overrides this.
+	// The tests mostly wait for kubelet.s loop, so that more of them than processors can run
+	// in parallel. A flag on the command line overrides this.
 	if err := flag.Set("test.parallel", "50"); err != nil {
 		panic(err)
 	}
@@ -50,7 +50,7 @@ type instance struct {
 	done chan error
 }
 
-// newInstance makes an instance of driver that is registered in dir as nodeID. Its
+// newInstance returns an instance of driver that registers in dir as nodeID. Its
 // CSI socket is next to dir.
 func newInstance(dir, driver, nodeID string, change ...func(*registration.Config)) (*instance, error) {
 	i := &instance{nodeID: nodeID, endpoint: filepath.Join(filepath.Dir(dir), driver+"-"+nodeID)}
@@ -98,7 +98,7 @@ func (i *instance) run(ctx context.Context) error {
 }
 
 func (i *instance) serveCSI(ctx context.Context) error {
-	_ = os.Remove(i.endpoint) // of one that was killed
+	_ = os.Remove(i.endpoint) // of an instance that was killed
 	lis, err := net.Listen("unix", i.endpoint)
 	if err != nil {
 		return err
@@ -136,7 +136,7 @@ func (i *instance) await(t *testing.T, s registration.State) {
 	await(t, fmt.Sprintf("%s to be %v", i.cfg.DriverName, s), func() bool { return i.Status().State == s })
 }
 
-// serve makes an instance and starts it.
+// serve creates an instance and starts it.
 func serve(t *testing.T, k *kubelet, driver, nodeID string, change ...func(*registration.Config)) *instance {
 	t.Helper()
 	i := prepare(t, k, driver, nodeID, change...)
@@ -153,7 +153,7 @@ func prepare(t *testing.T, k *kubelet, driver, nodeID string, change ...func(*re
 	return i
 }
 
-// serveProcess starts an instance in a process of its own, and returns what kills
+// serveProcess starts an instance in a separate process, and returns a function that kills
 // it.
 func serveProcess(t *testing.T, k *kubelet, driver, nodeID string) (kill func()) {
 	t.Helper()

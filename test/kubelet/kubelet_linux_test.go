@@ -30,7 +30,7 @@ import (
 
 const nodeName = "node"
 
-// A kubelet is the part of kubelet that has to do with the registration of CSI
+// A kubelet is the part of kubelet that registers CSI
 // drivers. There is one at a time: it keeps its drivers in global variables.
 type kubelet struct {
 	dir    string // plugins_registry
@@ -41,13 +41,13 @@ type kubelet struct {
 
 	mu    sync.Mutex
 	past  map[string][]change // by driver
-	quiet bool                // what is written is not kubelet's doing
+	quiet bool                // updates of CSINode are not by kubelet
 }
 
-// A change is that a driver came into CSINode, or went out of it.
+// A change is the addition of a driver to CSINode, or its removal.
 type change struct {
 	at     time.Time
-	nodeID string // "" if it went
+	nodeID string // "" if it was removed
 	limit  int32
 }
 
@@ -105,7 +105,7 @@ func (k *kubelet) end() {
 	<-k.done
 }
 
-// crash ends kubelet, as SIGKILL does: it forgets what is in its memory, and the
+// crash ends kubelet, as SIGKILL does: its memory is lost, and the
 // API server keeps CSINode.
 func (k *kubelet) crash(t *testing.T) {
 	t.Helper()
@@ -122,7 +122,7 @@ func (k *kubelet) crash(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The memory is global variables, which only this reaches.
+	// The memory is global variables, which are reset only by this.
 	for _, d := range csiNode.Spec.Drivers {
 		csi.PluginHandler.DeRegisterPlugin(d.Name, "")
 	}
@@ -137,7 +137,7 @@ func (k *kubelet) crash(t *testing.T) {
 	k.mu.Unlock()
 }
 
-// written compares CSINode with what it was.
+// written records the changes of CSINode.
 func (k *kubelet) written(n *storagev1.CSINode) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -170,7 +170,7 @@ func (k *kubelet) last(driver string) change {
 	return change{}
 }
 
-// changes returns what happened to driver so far.
+// changes returns the changes of driver so far.
 func (k *kubelet) changes(driver string) []change {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -178,7 +178,7 @@ func (k *kubelet) changes(driver string) []change {
 }
 
 // await waits until driver is in CSINode as nodeID ("" for not at all), by a
-// change that is not among the first seen, and returns when it got there.
+// change after the first seen ones, and returns the time of the change.
 func (k *kubelet) await(t *testing.T, driver string, seen int, nodeID string) time.Time {
 	t.Helper()
 	var at time.Time
@@ -204,13 +204,13 @@ func (k *kubelet) gap(driver string, seen int) (gap time.Duration) {
 	return gap
 }
 
-// await waits until ok, for at most a time that is far beyond kubelet's longest
+// await waits until ok, with a timeout far beyond kubelet.s longest
 // backoff in these tests.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(90 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
