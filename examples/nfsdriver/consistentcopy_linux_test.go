@@ -16,18 +16,18 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-func TestCopyStill(t *testing.T) {
+func TestConsistentCopy(t *testing.T) {
 	src := t.TempDir()
 	makeTree(t, src, 3, 1<<20)
 	dst := t.TempDir()
-	checkCopyStill(t, dst, src, src)
+	checkConsistentCopy(t, dst, src, src)
 	compareTrees(t, describe(t, dst), describe(t, src))
 }
 
-// checkCopyStill makes a copy of one moment: what changes while a pass is under way is
+// checkConsistentCopy makes a copy of one moment: what changes while a pass is under way is
 // copied by the next, even where size and time of modification do not tell. The source
 // is changed in dir, which is it on the server.
-func checkCopyStill(t *testing.T, dst, src, dir string) {
+func checkConsistentCopy(t *testing.T, dst, src, dir string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	old := time.Unix(1, 0)
@@ -98,7 +98,7 @@ func TestCopyInUse(t *testing.T) {
 			return err
 		})
 	}
-	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `"; stop what writes to it, or say copyInUse=true`)
+	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `"; stop the writers, or set copyInUse=true`)
 	kept := filepath.Join(share, storeName, temp)
 	info, err := os.Stat(kept)
 	must(t, err)
@@ -162,7 +162,7 @@ func TestCopyInUseForgotten(t *testing.T) {
 
 // What the class says gets to the copy, of a snapshot and of a clone. Who writes all the time
 // may be slow here, and both are made then, whatever is said; mostly they are not.
-func TestCopyInUseIsAsked(t *testing.T) {
+func TestCopyInUseReachesTheCopy(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	end, ended := make(chan struct{}), make(chan error, 1)
@@ -299,19 +299,19 @@ var whileCopied = map[string]func(t *testing.T, pass, step int, in func(int) str
 	},
 }
 
-func TestCopyStillDirectories(t *testing.T) {
+func TestConsistentCopyDirectories(t *testing.T) {
 	for name, change := range whileCopied {
 		t.Run(name, func(t *testing.T) {
 			src := t.TempDir()
 			dst := t.TempDir()
-			checkCopyStillDirectories(t, dst, dst, src, src, change)
+			checkConsistentCopyDirectories(t, dst, dst, src, src, change)
 		})
 	}
 }
 
-// checkCopyStillDirectories changes the source, which is dir on the server, while it is
+// checkConsistentCopyDirectories changes the source, which is dir on the server, while it is
 // copied to dst, which is copied there.
-func checkCopyStillDirectories(t *testing.T, dst, copied, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
+func checkConsistentCopyDirectories(t *testing.T, dst, copied, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
 	t.Helper()
 	names := alike(t, src, dir, 4)
 	settle(t, dst)

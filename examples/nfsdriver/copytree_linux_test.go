@@ -87,7 +87,7 @@ func TestCopyTreeSyncs(t *testing.T) {
 }
 
 // To remove what is in a copy and no longer in its source is work as well.
-func TestCopyTreeTellsOfRemovals(t *testing.T) {
+func TestCopyTreeReportsProgressOfRemovals(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dst, "gone"), 0o700))
 	const many = 100

@@ -102,7 +102,7 @@ func TestGrace(t *testing.T) {
 		start := time.Now()
 		for range 2 {
 			_, err := c.create("pvc-1")
-			refused(t, err, codes.Unavailable, "gives no lock")
+			refused(t, err, codes.Unavailable, "did not grant a lock")
 		}
 		synctest.Wait()
 		if took := time.Since(start); took != 2*x.lockTimeout || asked != 1 {

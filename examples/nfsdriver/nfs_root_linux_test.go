@@ -93,7 +93,7 @@ func TestNFSRules(t *testing.T) {
 }
 
 // What the client of an NFS server remembers of a tree does not tell what has changed.
-func TestNFSCopyStill(t *testing.T) {
+func TestNFSConsistentCopy(t *testing.T) {
 	s := nfsd.Start(t)
 	for _, version := range []string{"4.2", "3"} {
 		t.Run(version, func(t *testing.T) {
@@ -104,14 +104,14 @@ func TestNFSCopyStill(t *testing.T) {
 			from, to := c.mustCreate("from"), c.mustCreate("to")
 			must(t, errors.Join(c.publish(from, "a"), c.publish(to, "b")))
 			source, copied := s.Dir(share+"/from"), s.Dir(share+"/to")
-			checkCopyStill(t, c.target("b"), c.target("a"), source)
+			checkConsistentCopy(t, c.target("b"), c.target("a"), source)
 			compareTrees(t, describe(t, copied), describe(t, source))
 			for _, name := range []string{"moved to where the pass was", "removed while in it"} { // with names, and with handles, that are no more
 				t.Run(name, func(t *testing.T) {
 					dir := strings.ReplaceAll(name, " ", "-")
 					in := func(target string) string { return filepath.Join(c.target(target), dir) }
 					must(t, errors.Join(os.Mkdir(in("a"), 0o700), os.Mkdir(in("b"), 0o700)))
-					checkCopyStillDirectories(t, in("b"), filepath.Join(copied, dir), in("a"), filepath.Join(source, dir), whileCopied[name])
+					checkConsistentCopyDirectories(t, in("b"), filepath.Join(copied, dir), in("a"), filepath.Join(source, dir), whileCopied[name])
 				})
 			}
 			must(t, errors.Join(c.unpublish(from, "a"), c.unpublish(to, "b"), c.delete(from.GetVolumeId()), c.delete(to.GetVolumeId())))
@@ -267,8 +267,8 @@ func TestNFSFaults(t *testing.T) {
 		hangs      bool // what is asked of the server waits for the end
 	}{
 		{"nfsd stopped", on((*nfsd.Server).Stop), on((*nfsd.Server).Start), true},
-		{"network drops", on((*nfsd.Server).Drop), on((*nfsd.Server).Mend), true},
-		{"interface down", on((*nfsd.Server).Unplug), on((*nfsd.Server).Mend), true},
+		{"network drops", on((*nfsd.Server).Drop), on((*nfsd.Server).Reconnect), true},
+		{"interface down", on((*nfsd.Server).Unplug), on((*nfsd.Server).Reconnect), true},
 		{"export withdrawn", (*nfsd.Server).Withdraw, func(s *nfsd.Server, share string) { s.Export(share, writable) }, false},
 		{"another file system", on((*nfsd.Server).Replace), on(func(*nfsd.Server) {}), false},
 	} {
@@ -293,7 +293,7 @@ func TestNFSFaults(t *testing.T) {
 			// One that answers is not left alone, also where what it answers is an error, or that
 			// it was started again and that locks have to wait.
 			asked := func(err error) {
-				if !f.hangs && err != nil && strings.Contains(err.Error(), "has not answered since") {
+				if !f.hangs && err != nil && strings.Contains(err.Error(), "no response since") {
 					t.Error(err)
 				}
 			}

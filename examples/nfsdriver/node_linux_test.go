@@ -95,7 +95,7 @@ func TestPublishByAttributes(t *testing.T) {
 	must(t, c.unpublish(v, "a"))
 	for _, bad := range []struct{ key, value, words string }{
 		{"subDir", "../a", "subDir"},
-		{"subDir", ".csikit-nfs", "the driver's own"},
+		{"subDir", ".csikit-nfs", "are reserved"},
 		{"share", "/c", "-exports"},
 		{"server", "elsewhere", "-exports"},
 		{"mountOptions", "suid", "only an administrator"},
@@ -128,8 +128,8 @@ func TestHangingHelper(t *testing.T) {
 	must(t, c.publish(v, "a"))
 	t.Setenv("CSIKIT_TEST_HANG", "1")
 	refused(t, c.publish(v, "b"), codes.DeadlineExceeded, "mount.overlay")
-	refused(t, c.publish(v, "c"), codes.DeadlineExceeded, "has not answered since")
-	refused(t, c.stats(v, "a"), codes.DeadlineExceeded, "has not answered since")
+	refused(t, c.publish(v, "c"), codes.DeadlineExceeded, "no response since")
+	refused(t, c.stats(v, "a"), codes.DeadlineExceeded, "no response since")
 	c.gone("b")
 	c.gone("c")
 	must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "b")))

@@ -80,8 +80,8 @@ func TestCreateVolume(t *testing.T) {
 		{"pvc-1", []string{paramPermissions, "0700"}, "mountPermissions"},
 		{"pvc-1", []string{paramSubDir, "elsewhere"}, `parameters["subDir"]`},
 		{"pvc-1", []string{"volume", v.GetVolumeId()}, "source"},
-		{"pvc-3", []string{paramSubDir, "pvc-1"}, `name: volume has "pvc-1"`},
-		{"pvc-3", []string{paramSubDir, "pvc-1/inside"}, "inside of volume"},
+		{"pvc-3", []string{paramSubDir, "pvc-1"}, `name: the volume has "pvc-1"`},
+		{"pvc-3", []string{paramSubDir, "pvc-1/inside"}, "inside volume"},
 		{"pvc-3", []string{paramSubDir, "team"}, "not a volume of this driver"},
 		{"pvc-3", []string{paramSubDir, "team/pvc-2", paramOnDelete, "retain"}, "name"},
 	} {
@@ -157,7 +157,7 @@ func TestDeleteVolume(t *testing.T) {
 		strings.Replace(arc.GetVolumeId(), "#archive", "#delete", 1),
 		del.GetVolumeId() + "#port=2050",
 	} {
-		refused(t, c.delete(id), codes.FailedPrecondition, "nothing is touched")
+		refused(t, c.delete(id), codes.FailedPrecondition, "nothing is changed")
 	}
 	for _, v := range []*csi.Volume{del, ret, arc, del, ret, arc} {
 		must(t, c.delete(v.GetVolumeId()))
@@ -212,11 +212,11 @@ func TestReplacedDirectory(t *testing.T) {
 	must(t, os.Rename(dir, dir+".old"))
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "is not the directory that the driver created")
 	_, err := c.create("pvc-1")
-	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver created")
 	_, err = c.snapshot("snap", v.GetVolumeId())
-	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver created")
 	must(t, os.RemoveAll(dir))
 	must(t, os.Symlink("pvc-1.old", dir))
 	refused(t, c.delete(v.GetVolumeId()), codes.DataLoss, "is not a directory")
@@ -322,7 +322,7 @@ func TestOneCopyAtATime(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	_, err := c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
-	refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
+	refused(t, err, codes.Aborted, "an earlier request with this name and other properties is in flight")
 	j.mu.Unlock()
 	must(t, <-made)
 	_, err = c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
@@ -340,7 +340,7 @@ func TestOneSnapshotAtATime(t *testing.T) {
 		done, err := s.claimTemp(tempOf("snapshot", "snap", "", v.GetVolumeId()))
 		must(t, err)
 		_, err = c.snapshot("snap", v.GetVolumeId())
-		refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
+		refused(t, err, codes.Aborted, "an earlier request with this name and other properties is in flight")
 		done()
 		return nil
 	}))
@@ -436,7 +436,7 @@ func (c *co) backend() *dirBackend          { return c.controllerServer().backen
 
 // A source that is deleted while it is copied, by another process say, makes no copy: what
 // was deleted before its turn came would be missing in it.
-func TestSourceDeletedMeanwhile(t *testing.T) {
+func TestSourceDeletedDuringCopy(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	for i := range 10 {
@@ -471,7 +471,7 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 
 // What is deleted between the reading of its record and the look at its directory is not
 // damaged, and does not get the directories back that it was in.
-func TestDeletedThisMoment(t *testing.T) {
+func TestDeletedConcurrently(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1", paramSubDir, "a/b/pvc-1")
 	id, err := c.snapshot("snap", v.GetVolumeId())
@@ -482,8 +482,8 @@ func TestDeletedThisMoment(t *testing.T) {
 		volume, err1 := s.readVolume(digest("a/b/pvc-1"))
 		snapshot, err2 := s.readSnapshot(key + extRecord)
 		must(t, errors.Join(err1, err2, c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
-		refused(t, fail("", "", "%w", s.placeVolume(volume)), codes.Aborted, "it was deleted this moment")
-		refused(t, fail("", "", "%w", s.placeSnapshot(snapshot, key)), codes.Aborted, "it was deleted this moment")
+		refused(t, fail("", "", "%w", s.placeVolume(volume)), codes.Aborted, "it was deleted concurrently")
+		refused(t, fail("", "", "%w", s.placeSnapshot(snapshot, key)), codes.Aborted, "it was deleted concurrently")
 		return nil
 	}))
 	wantShare(t, share)
@@ -572,7 +572,7 @@ func TestLateCalls(t *testing.T) {
 	refused(t, err, codes.NotFound, "")
 	_, err = c.controllerServer().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: ids[0]})
 	refused(t, err, codes.NotFound, "")
-	refused(t, c.deleteSnapshot(ids[1]+"#port=2050"), codes.FailedPrecondition, "nothing is touched")
+	refused(t, c.deleteSnapshot(ids[1]+"#port=2050"), codes.FailedPrecondition, "nothing is changed")
 	_, err = c.create("restored", "snapshot", ids[1]+"#port=2050")
 	refused(t, err, codes.NotFound, "")
 	restored := c.mustCreate("restored", "snapshot", ids[1])
