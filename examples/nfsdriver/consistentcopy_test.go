@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A server's clock may be set while a copy is made, or between two attempts. What changed
-// then cannot be told from what did not.
+// A server's clock may be set back during a copy, or between two attempts. Changes from
+// then cannot be distinguished by their ctime.
 func TestConsistentCopyClock(t *testing.T) {
 	const length = 10 * time.Minute // of a pass
 	for name, test := range map[string]struct {
@@ -63,7 +63,7 @@ func TestConsistentCopyClock(t *testing.T) {
 	}
 }
 
-// An earlier attempt began later than now.
+// An earlier attempt has a later time than now.
 func TestConsistentCopyClockBetweenAttempts(t *testing.T) {
 	now := time.Now()
 	var got []time.Time
@@ -79,7 +79,7 @@ func TestConsistentCopyClockBetweenAttempts(t *testing.T) {
 	}
 }
 
-// Nobody writes to it, and the error must not say so.
+// The file is not being written, and the error must not claim that.
 func TestConsistentCopyFuture(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saw := changes{count: 1, newest: time.Now().Add(time.Hour), name: "future"}

@@ -29,7 +29,7 @@ func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeReq
 
 func readOnly(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
 
-// From a volume to the pods and back, on a directory in the place of a server.
+// From a volume to the pods and back, with a directory in place of a server.
 func TestPublish(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -67,7 +67,7 @@ func TestPublish(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// A volume whose subDir has no room in its ID.
+// A volume whose subDir does not fit into its ID.
 func TestPublishLongSubDir(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -80,7 +80,7 @@ func TestPublishLongSubDir(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// An administrator's PersistentVolume.
+// A PersistentVolume created by an administrator.
 func TestPublishByAttributes(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -119,8 +119,8 @@ func TestPublishByAttributes(t *testing.T) {
 	}
 }
 
-// A mount helper that hangs is killed, costs the calls for its server, and leaves
-// neither a process nor a mount; unpublishing goes on.
+// A mount helper that hangs is killed, opens the breaker of its server, and leaves
+// neither a process nor a mount; unpublishing still works.
 func TestHangingHelper(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares, "-server-timeout", "1s"), localClass)
@@ -196,8 +196,8 @@ func TestHealth(t *testing.T) {
 	must(t, <-done)
 }
 
-// What is busy when its volume is deleted goes when it is not busy any more, without
-// anybody asking.
+// What is busy when its volume is deleted is deleted when it is no longer busy, without
+// another call.
 func TestBusyTrash(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -215,8 +215,8 @@ func TestBusyTrash(t *testing.T) {
 	wantShare(t, share)
 }
 
-// The controller's own mounts: made, shared, and taken over from a process that died, but
-// not from one that lives.
+// The controller's own mounts are created, shared, and taken over from a process that
+// has exited, but not from a running one.
 func TestControllerMounts(t *testing.T) {
 	shares := newShares(t)
 	must(t, os.WriteFile(filepath.Join(shares, "a", "file"), nil, 0o600))
@@ -254,10 +254,10 @@ func TestControllerMounts(t *testing.T) {
 	must(t, m.Close())
 }
 
-// Whoever writes a pod names the server of an inline volume, and gets what -inline-exports
-// lists for that, by the way that it says: none by default, and those of the classes are
-// others. kubelet tells what is inline only if it is asked to (podInfoOnMount), but
-// names such volumes in a way of its own.
+// The author of a pod names the server of an inline volume, and can only use the exports
+// of -inline-exports, with the options there: none by default, and separate from those
+// of the classes. kubelet only marks inline volumes if it is configured to
+// (podInfoOnMount), but their IDs have a form of their own.
 func TestInlineVolumes(t *testing.T) {
 	shares := newShares(t)
 	kubelets := "csi-" + strings.Repeat("0a", 32)
@@ -294,7 +294,7 @@ func TestInlineVolumes(t *testing.T) {
 	})
 }
 
-// How a server is reached says the administrator's list, and not the pod.
+// The options to reach a server come from the administrator's list, not from the pod.
 func TestInlineOptions(t *testing.T) {
 	n := &nodeServer{inline: []export{{"nas", "/srv", "port=2050,sec=krb5p"}}}
 	ref, err := n.shareOf("csi-"+strings.Repeat("0a", 32), map[string]string{"server": "nas", "share": "/srv", "subDir": "x"}, nil)

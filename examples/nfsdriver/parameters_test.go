@@ -66,9 +66,9 @@ func TestPlanVolume(t *testing.T) {
 		{[]string{paramSubDir, "${pvc.metadata.label}"}, "unknown variable ${pvc.metadata.label}"},
 		{[]string{paramSubDir, "${pvc.metadata.name"}, "${ without }"},
 		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", ""}, "--extra-create-metadata"},
-		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", ".."}, "not a part of a path"},
-		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "a/b"}, "not a part of a path"},
-		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "${pv.metadata.name}"}, "not a part of a path"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", ".."}, "not a path component"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "a/b"}, "not a path component"},
+		{[]string{paramSubDir, "${pvc.metadata.name}", "csi.storage.k8s.io/pvc/name", "${pv.metadata.name}"}, "not a path component"},
 		{[]string{paramShare, strings.Repeat("/long", 30)}, "CSI allows 128"},
 	} {
 		if r, _, err := plan("x", nil, tt.pairs...); err == nil || !strings.Contains(err.Error(), tt.want) {
@@ -143,7 +143,7 @@ func TestShareOf(t *testing.T) {
 		{"by hand", "nas", "/", "a/b", "nas:/a/b"},
 		{id, "nas", "/srv", "pvc-2", "is not the volume of the ID"},
 		{id, "other", "/srv", "pvc-1", "is not the volume of the ID"},
-		{"by hand", "", "", "", "in its attributes"},
+		{"by hand", "", "", "", "attributes must have"},
 		{"by hand", "nas", "", "", "share is required"},
 		{"by hand", "nas", "/srv", "../x", "subDir"},
 		{"by hand", "nas", "/srv", "/x", "subDir"},
