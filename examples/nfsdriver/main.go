@@ -191,18 +191,18 @@ func serve(ctx context.Context, register, server func(context.Context) error) er
 	return errors.Join(err, <-registered)
 }
 
-// serveHTTP serves /healthz, /readyz and /debug beside CSI, which goes on without
-// them.
+// serveHTTP serves /healthz, /readyz and /debug. If that fails later, CSI is still
+// served.
 func serveHTTP(address string, h http.Handler, log *slog.Logger) (stop func(), err error) {
 	lis, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("-http: %w", err)
 	}
-	log.Info("serving health", "http", lis.Addr().String())
+	log.Info("serving health and debug pages", "http", lis.Addr().String())
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
 	go func() {
 		if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
-			log.Error("health is no longer served", "error", err)
+			log.Error("stopped serving health and debug pages", "error", err)
 		}
 	}()
 	return func() { srv.Close() }, nil

@@ -168,7 +168,7 @@ func TestHealth(t *testing.T) {
 	done, log := make(chan error, 1), &logText{}
 	ctx, stop := context.WithCancel(t.Context())
 	go func() { done <- drive(ctx, cfg, newLogger(cfg, log)) }()
-	serving := regexp.MustCompile(`"serving health" http=(\S+)`)
+	serving := regexp.MustCompile(`"serving health[^"]*" http=(\S+)`)
 	for !serving.MatchString(log.String()) && len(done) == 0 {
 		runtime.Gosched()
 	}
