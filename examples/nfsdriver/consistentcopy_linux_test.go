@@ -131,7 +131,7 @@ func TestCopyInUseForgotten(t *testing.T) {
 		b := newDirBackend(testServers(), newExports(mounts, time.Second, slog.New(slog.DiscardHandler)), nil, slog.New(slog.DiscardHandler))
 		temp := tempOf("snapshot", "snap", "", v.GetVolumeId())
 		must(t, b.exports.Use(testExport, func(s *store) error {
-			must(t, s.begin())
+			must(t, s.openLocked())
 			_, _, err := s.fill(temp, v.GetVolumeId(), false, access{}, b.exports, func(int64, int64) {})
 			if err == nil { // what waits here takes no time, and the file system's clock does not run with it
 				err = errInUse

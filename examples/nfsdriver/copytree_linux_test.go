@@ -76,9 +76,9 @@ func TestCopyTreeSyncs(t *testing.T) {
 			unsynced = max(unsynced, int64(cached.Dirty+cached.Writeback)*int64(os.Getpagesize()))
 		}}
 		if holes {
-			err = c.nonzero(to, from, 2*chunk+4)
+			err = c.copyNonzero(to, from, 2*chunk+4)
 		} else {
-			err = c.data(to, from, 2*chunk+4, false)
+			err = c.copyData(to, from, 2*chunk+4, false)
 		}
 		must(t, err)
 		if copied != 2*chunk+4 || unsynced >= chunk {

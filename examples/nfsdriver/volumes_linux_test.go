@@ -621,11 +621,11 @@ func TestLateDeletion(t *testing.T) {
 		must(t, os.Rename(record+extRecord, record+extDeleting))
 	}
 	must(t, c.backend().exports.Use(testExport, func(s *store) error {
-		must(t, s.begin())
-		must(t, s.changing(func() error { return s.deleteByID(other(v.GetVolumeId()), digest("pvc-1")) }))
+		must(t, s.openLocked())
+		must(t, s.withChangeLock(func() error { return s.deleteByID(other(v.GetVolumeId()), digest("pvc-1")) }))
 		must(t, s.deleteSnapshotByID(other(id), path.Join(dirSnapshots, digest("snap"))))
 		retained := strings.Replace(v.GetVolumeId(), "#delete", "#retain", 1)
-		if err := s.changing(func() error { return s.deleteByID(retained, digest("pvc-1")) }); !errors.Is(err, errRefused) {
+		if err := s.withChangeLock(func() error { return s.deleteByID(retained, digest("pvc-1")) }); !errors.Is(err, errRefused) {
 			t.Errorf("with an ID that was changed: %v", err)
 		}
 		return nil
