@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// An example directory is a template: copied into a module of its own, it builds, and
-// its tests pass, those that need no root.
+// An example directory is a template: copied into a separate module, it builds, and its
+// tests that need no root pass.
 func TestExamplesStandAlone(t *testing.T) {
 	dirs, err := filepath.Glob("examples/*")
 	if err != nil || len(dirs) == 0 {
@@ -37,10 +37,10 @@ func TestExamplesStandAlone(t *testing.T) {
 	}
 }
 
-// runTests runs the tests of a module, as nobody if this is root.
+// runTests runs the tests of a module; as root, under the user nobody.
 func runTests(t *testing.T, module string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "x") // short: sockets are made in it
+	dir, err := os.MkdirTemp("", "x") // short: sockets are created in it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func runTests(t *testing.T, module string) {
 
 var goBlock = regexp.MustCompile("(?s)```go\n(.*?)```")
 
-// What the README shows is what compiles.
+// The Go code in README.md compiles.
 func TestReadmeBuilds(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {

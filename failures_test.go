@@ -18,8 +18,8 @@ var (
 	issueName = regexp.MustCompile(`^([\w.-]+/[\w.-]+)(?:#(\d+)|@([0-9a-f]{7,40}))$`)
 )
 
-// docs/failures.md promises a test for each failure: each exists, and names an issue of
-// its row, so that who reads one finds the other.
+// docs/failures.md names a test for each failure: each exists, and names an issue of its
+// row, so that a reader of one finds the other.
 func TestFailuresAreTested(t *testing.T) {
 	text, err := os.ReadFile("docs/failures.md")
 	if err != nil {
@@ -57,11 +57,11 @@ func TestFailuresAreTested(t *testing.T) {
 		}
 	}
 	if rows < 30 {
-		t.Errorf("only %d failures: has the table another form?", rows)
+		t.Errorf("only %d failures: has the format of the table changed?", rows)
 	}
 }
 
-// issuesIn reads the first cell of a row, and returns what matches any issue in it.
+// issuesIn returns an expression that matches any issue in the first cell of a row.
 func issuesIn(t *testing.T, cell string) *regexp.Regexp {
 	t.Helper()
 	for _, m := range issueLink.FindAllStringSubmatch(cell, -1) {
@@ -112,7 +112,7 @@ func testsOf(t *testing.T, dir string) map[string]string {
 			if f.Doc != nil {
 				from = f.Doc.Pos()
 			}
-			// An issue may stand at the end of a line of the comment, and go on in the next.
+			// An issue may be wrapped over two lines of the comment.
 			words := bytes.Fields(source[fset.Position(from).Offset:fset.Position(f.End()).Offset])
 			tests[f.Name.Name] = string(bytes.Join(words, []byte(" ")))
 		}

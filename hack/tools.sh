@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the programs that the demo and the tests run, where that needs no
-# question: as root on Debian and its kin. Elsewhere it prints the line to type.
+# Installs the programs that the demo and the tests run, if it is root on Debian or a
+# derivative. Otherwise it prints the command to run.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -40,6 +40,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
 	$install -qq >/dev/null
 	exit 0
 fi
-echo "These packages are needed:$packages. On Debian or Ubuntu:" >&2
+echo "Missing packages:$packages. On Debian or Ubuntu, run:" >&2
 echo "    sudo apt-get update && sudo $install" >&2
 exit 1

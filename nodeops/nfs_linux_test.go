@@ -41,7 +41,7 @@ func newNFS(t *testing.T, flags string, cfg Config) *nfs {
 	ok(t, err)
 	f := &nfs{Server: s, t: t, node: n, pods: t.TempDir(), source: s.Export("share", "rw,no_root_squash"), flags: flags}
 	t.Cleanup(func() {
-		s.Mend()
+		s.Reconnect()
 		table, err := mountapi.Table()
 		ok(t, err)
 		for _, m := range table {
@@ -213,7 +213,7 @@ func TestNFSServerThatDoesNotAnswer(t *testing.T) {
 			if name == "nfsd is stopped" {
 				f.Start()
 			} else {
-				f.Mend()
+				f.Reconnect()
 			}
 			waitIdle(t, f.node)
 			wantNoHelper(t)
@@ -249,7 +249,7 @@ func TestNFSUnpublishWithoutServer(t *testing.T) {
 			{"written to, lazy", UnmountLazy, f.writeAndDrop},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
-				defer f.Mend()
+				defer f.Reconnect()
 				ok(t, f.publish("p"))
 				n, err := New(Config{Unmount: tt.policy, UnmountTimeout: 2 * time.Second})
 				ok(t, err)
@@ -259,12 +259,12 @@ func TestNFSUnpublishWithoutServer(t *testing.T) {
 					t.Errorf("without time left: %v, want ABORTED, or DEADLINE_EXCEEDED and pending", err)
 				}
 				if tt.policy == UnmountWait {
-					f.Mend()
+					f.Reconnect()
 				}
 				ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: f.target("p")}))
 				wantGone(t, f.target("p"))
 				if tt.policy != UnmountWait {
-					f.Mend()
+					f.Reconnect()
 				}
 				waitIdle(t, n)
 				waitIdle(t, f.node)

@@ -1,17 +1,17 @@
-// Package nfsd gives tests of NFS clients a real server to break: the kernel's, in a
-// network namespace of its own, so that it can be stopped, cut off, or lose its file
-// system while the machine's own network and NFS stay as they are.
+// Package nfsd starts a real NFS server for tests of NFS clients: the kernel's, in its
+// own network namespace, so that it can be stopped, disconnected, or lose its file
+// system without affecting the machine's own network and NFS.
 //
 //	s := nfsd.Start(t)
 //	source := s.Export("share", "rw,no_root_squash")
 //	// mount source, then
-//	s.Drop() // and see what hangs
+//	s.Drop() // and test what blocks
 //
 // # When not to use it
 //
-// Server and client share one kernel: this shows what the client does when it is left
-// alone, not how fast it is, nor what another maker's server answers. A client that
-// writes more than the memory holds may wait for itself.
+// Server and client share one kernel: this tests how the client handles failures of the
+// server, not its performance, nor the responses of other NFS servers. A client that
+// writes more than fits into memory may deadlock with the server.
 //
 // # Privileges
 //

@@ -18,8 +18,8 @@ import (
 // size of the server's file system, in MiB.
 const size = 256
 
-// A Server is the kernel's NFS server, for versions 3 and 4.0 to 4.2. Its methods end
-// the test when they fail; none may be called by two goroutines at once.
+// A Server is the kernel's NFS server, for versions 3 and 4.0 to 4.2. Its methods call
+// Fatal on errors, and are not safe for concurrent use.
 type Server struct {
 	t      testing.TB
 	pid    int // of the first process in its namespaces
@@ -32,12 +32,13 @@ type Server struct {
 	exports map[string]string // options by name
 }
 
-// root is where the server has its file system, in its own mount namespace, and what it
-// calls /: NFSv4 shows the path to an export, too, and not all roots can be shown.
+// root is the mount point of the server's file system in its own mount namespace, and the
+// root of its exports (rootdir): NFSv4 exports the parent directories as well, and not
+// every root file system can be exported.
 const root = "/mnt"
 
-// The first process: where its input ends, because the test is over or was killed, the
-// kernel's threads are told to stop, for they do not belong to any process.
+// The first process: when its standard input ends, because the test is over or was killed,
+// it stops the kernel's threads, which belong to no process.
 const first = `
 set -e
 mount --make-rprivate /
@@ -64,9 +65,8 @@ until umount /mnt 2>/dev/null || [ $i = 100 ]; do i=$((i + 1)); sleep 0.1; done
 
 const daemons = "rpcbind -w; rpc.mountd; nfsdcld"
 
-// Start starts a server that exports nothing yet, and stops it when the test is over.
-// What is mounted from it must be unmounted by then: cleanups that do so are to be
-// registered after the call.
+// Start starts a server without exports, and stops it when the test is over. Its exports
+// must be unmounted by then: register cleanups that do so after the call.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	gate.Root(t)
@@ -88,12 +88,12 @@ func Start(t testing.TB) *Server {
 	s.ok(cmd.Start())
 	s.pid, s.stdin = cmd.Process.Pid, stdin
 	t.Cleanup(func() {
-		s.mend()
+		s.reconnect()
 		stdin.Close()
 		select {
 		case <-s.ended:
 		case <-time.After(time.Minute):
-			t.Errorf("the NFS server does not stop")
+			t.Errorf("the NFS server did not stop within a minute")
 			_ = cmd.Process.Kill()
 			<-s.ended
 		}
@@ -135,7 +135,7 @@ func (s *Server) ok(err error) {
 	}
 }
 
-// host runs a program where the test is.
+// host runs a program in the test's namespaces.
 func (s *Server) host(name string, args ...string) {
 	s.t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
@@ -143,7 +143,7 @@ func (s *Server) host(name string, args ...string) {
 	}
 }
 
-// sh runs a script where the server is.
+// sh runs a script in the server's namespaces.
 func (s *Server) sh(script string) {
 	s.t.Helper()
 	if out, err := s.try(script); err != nil {
@@ -152,7 +152,7 @@ func (s *Server) sh(script string) {
 }
 
 func (s *Server) try(script string) ([]byte, error) {
-	// Daemons keep the output open: a pipe would be read for ever.
+	// Daemons keep the output open: reading a pipe would never end.
 	out, err := os.CreateTemp("", "nfsd")
 	if err != nil {
 		return nil, err
@@ -169,13 +169,13 @@ func (s *Server) try(script string) ([]byte, error) {
 // Addr is the server's address.
 func (s *Server) Addr() string { return s.addr }
 
-// Dir is where the test finds the directory that is exported as name.
+// Dir returns the path of the directory that is exported as name, for the test.
 func (s *Server) Dir(name string) string {
 	return filepath.Join("/proc", fmt.Sprint(s.pid), "root", root, name)
 }
 
-// Export exports a directory, which it makes, with options of exports(5), or changes the
-// options. It returns what clients mount.
+// Export creates a directory and exports it with options of exports(5), or changes the
+// options. It returns the source for clients to mount.
 func (s *Server) Export(name, options string) (source string) {
 	s.t.Helper()
 	s.exports[name] = options
@@ -187,14 +187,14 @@ func (s *Server) export(name string) string {
 	return fmt.Sprintf("mkdir -p %[1]s/%[2]s; exportfs -o no_subtree_check,%[3]s '*:/%[2]s'; ", root, name, s.exports[name])
 }
 
-// Withdraw ends an export, for those that have it mounted as well; Export brings it back.
+// Withdraw removes an export, also for clients that have it mounted; Export restores it.
 func (s *Server) Withdraw(name string) {
 	s.t.Helper()
 	delete(s.exports, name)
 	s.sh(fmt.Sprintf("exportfs -u '*:/%s'; exportfs -f", name))
 }
 
-// Stop stops the server; its machine lives, and refuses connections.
+// Stop stops the server; its host still runs, and refuses connections.
 func (s *Server) Stop() {
 	s.t.Helper()
 	s.sh("rpc.nfsd 0")
@@ -203,17 +203,17 @@ func (s *Server) Stop() {
 // Start starts the server again after Stop.
 func (s *Server) Start() {
 	s.t.Helper()
-	// The least that the kernel takes. Clients that are known claim what they had open,
-	// and the time of grace is over; nfsdcld remembers them.
+	// The minimum of the kernel. The grace period ends once all known clients, which nfsdcld
+	// records, have reclaimed their state.
 	s.sh("rpc.nfsd --grace-time 10 --lease-time 10 4")
 }
 
-// Replace restarts the server with another file system, empty but for the exported
-// directories: what clients have mounted is stale.
+// Replace restarts the server with a new file system, empty except for the exported
+// directories: clients' mounts become stale (ESTALE).
 func (s *Server) Replace() {
 	s.t.Helper()
 	s.Stop()
-	s.sh("exportfs -ua; kill -9 -1") // mountd works in that file system
+	s.sh("exportfs -ua; kill -9 -1") // mountd keeps the file system busy
 	s.sh("i=0; until umount " + root + " || [ $i = 100 ]; do i=$((i + 1)); sleep 0.1; done")
 	s.format()
 	s.sh("mount -o loop " + s.image + " " + root + "; " + daemons)
@@ -233,7 +233,7 @@ func (s *Server) format() {
 	s.host("mke2fs", "-q", "-t", "ext4", s.image)
 }
 
-// Drop makes the network lose every packet to and from the server.
+// Drop drops every packet to and from the server.
 func (s *Server) Drop() {
 	s.t.Helper()
 	s.sh("iptables -I INPUT -j DROP; iptables -I OUTPUT -j DROP")
@@ -245,14 +245,14 @@ func (s *Server) Unplug() {
 	s.sh("ip link set server down")
 }
 
-// Mend undoes Drop and Unplug.
-func (s *Server) Mend() {
+// Reconnect undoes Drop and Unplug.
+func (s *Server) Reconnect() {
 	s.t.Helper()
-	if out, err := s.mend(); err != nil {
-		s.t.Fatalf("mend the network: %v: %s", err, out)
+	if out, err := s.reconnect(); err != nil {
+		s.t.Fatalf("reconnect the NFS server: %v: %s", err, out)
 	}
 }
 
-func (s *Server) mend() ([]byte, error) {
+func (s *Server) reconnect() ([]byte, error) {
 	return s.try("iptables -F; ip link set server up")
 }

@@ -37,8 +37,8 @@ func mount(t *testing.T, source, options string) string {
 }
 
 func TestServer(t *testing.T) {
-	// What a fault is to the server does not depend on the version, and clients take
-	// some seconds to come back.
+	// The faults do not depend on the version, and clients take some seconds to recover,
+	// so only one version is tested with all of them.
 	for _, version := range []string{"3,nolock", "4.2"} {
 		t.Run(version, func(t *testing.T) {
 			s := nfsd.Start(t)
@@ -49,17 +49,17 @@ func TestServer(t *testing.T) {
 			if err != nil || string(got) != version {
 				t.Errorf("the server has %q (%v)", got, err)
 			}
-			ask := func() <-chan error {
-				answer := make(chan error, 1)
-				go func() { answer <- unix.Statfs(dir, new(unix.Statfs_t)) }()
-				return answer
+			statfs := func() <-chan error {
+				result := make(chan error, 1)
+				go func() { result <- unix.Statfs(dir, new(unix.Statfs_t)) }()
+				return result
 			}
 			for _, fault := range []struct {
 				name       string
 				begin, end func()
 			}{
-				{"drop", s.Drop, s.Mend},
-				{"unplug", s.Unplug, s.Mend},
+				{"drop", s.Drop, s.Reconnect},
+				{"unplug", s.Unplug, s.Reconnect},
 				{"stop", s.Stop, s.Start},
 				{"withdraw", func() { s.Withdraw("share") }, func() { s.Export("share", "rw,no_root_squash") }},
 			} {
@@ -67,24 +67,24 @@ func TestServer(t *testing.T) {
 					break
 				}
 				fault.begin()
-				answer := ask()
+				result := statfs()
 				select {
-				case err := <-answer:
-					answer = nil
+				case err := <-result:
+					result = nil
 					t.Logf("%s: %v", fault.name, err)
 					if err == nil {
-						t.Errorf("%s: the server answers", fault.name)
+						t.Errorf("%s: the server responds", fault.name)
 					}
-				case <-time.After(time.Second): // it hangs: nothing that could be waited for
+				case <-time.After(time.Second): // it blocks, which no event announces
 				}
 				fault.end()
-				if answer != nil {
-					ok(t, <-answer)
+				if result != nil {
+					ok(t, <-result)
 				}
-				ok(t, <-ask())
+				ok(t, <-statfs())
 			}
 			s.Replace()
-			if err := <-ask(); !errors.Is(err, unix.ESTALE) {
+			if err := <-statfs(); !errors.Is(err, unix.ESTALE) {
 				t.Errorf("after the file system was replaced: %v", err)
 			}
 		})

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Why the controller has FOWNER: what a sticky directory keeps from whom is checked by the
-// kernel that removes (namei.c), before any file system or server is asked. All that the
-// server decides, the local file system has to allow here. And why it has no more: this is
-// enough.
+// The controller needs FOWNER because the client's kernel checks who may remove from a
+// sticky directory (namei.c), before it calls any file system or server. The checks that
+// a server would make are made by the local file system here. The test also shows that
+// the controller needs no other capability.
 func TestCapabilities(t *testing.T) {
 	gate.Root(t)
 	const decidedByServer = 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_CHOWN | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETFCAP
@@ -63,7 +63,8 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// withCapabilities runs fn with these capabilities alone, on a thread that ends with it.
+// withCapabilities runs fn with only these capabilities, on a thread that exits
+// afterwards.
 func withCapabilities(caps uint64, fn func() error) error {
 	done := make(chan error)
 	go func() {

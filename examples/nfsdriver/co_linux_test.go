@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// co is the CO of tests: short words for the calls.
+// co is a CO for tests, with short methods for the calls.
 type co struct {
 	t          *testing.T
 	pods       string
@@ -68,7 +68,7 @@ func (c *co) ctx() context.Context {
 	return ctx
 }
 
-// again repeats a call as COs do: while its outcome is not known.
+// again retries a call while its outcome is not known, as COs do.
 func again(do func() error) error {
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		err := do()
@@ -91,8 +91,8 @@ func (c *co) capability(mode csi.VolumeCapability_AccessMode_Mode) *csi.VolumeCa
 
 const shared = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 
-// create makes a volume. Words behind the name change parameters, in pairs; "snapshot"
-// and "volume" name a source, "size" is in bytes.
+// create creates a volume. The arguments after the name are pairs of parameters;
+// "snapshot" and "volume" name a source, "size" is in bytes.
 func (c *co) create(name string, pairs ...string) (*csi.Volume, error) {
 	req := &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{c.capability(shared)}, Parameters: map[string]string{}}
 	for key, value := range c.class {
@@ -167,15 +167,15 @@ func (c *co) stats(v *csi.Volume, pod string) error {
 	return err
 }
 
-// refused wants this code and these words.
+// refused expects this code and text.
 func refused(t *testing.T, err error, code codes.Code, words string) {
 	t.Helper()
 	if status.Code(err) != code || !strings.Contains(err.Error(), words) {
-		t.Errorf("answer is %v, want %v with %q", err, code, words)
+		t.Errorf("error is %v, want %v with %q", err, code, words)
 	}
 }
 
-// gone wants a pod's path to be neither mounted nor there.
+// gone expects a pod's path to be neither mounted nor existing.
 func (c *co) gone(pod string) {
 	c.t.Helper()
 	if m := mountsBelow(c.t, c.pods); len(m) > 0 {

@@ -25,15 +25,15 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// A bad setting stops the start with one line that names it.
+// An invalid setting is a one-line error that names it.
 func TestBadConfig(t *testing.T) {
 	const good = "-endpoint unix:///s.sock -node-id n "
 	for _, test := range []struct{ args, env, want string }{
 		{"", "", "-endpoint (or CSI_ENDPOINT) is required"},
 		{good + "-mount-dir rel", "", `-mount-dir "rel"`},
 		{good + "-exports nas", "", "server:/share"},
-		{good + "-exports nas:/a,soft", "", "only those count here"},
-		{good + "-inline-exports nas:/a,soft", "", "only those count here"},
+		{good + "-exports nas:/a,soft", "", "only mount options needed to reach the server"},
+		{good + "-inline-exports nas:/a,soft", "", "only mount options needed to reach the server"},
 		{good + "-server-timeout 1ms", "", "-server-timeout 1ms"},
 		{good + "-mode both", "", `-mode "both"`},
 		{good + "-log-format xml", "", `-log-format "xml"`},
@@ -69,7 +69,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("-h does not say %q:\n%s", want, out.String())
 		}
 	}
-	// The spec keeps CSI_ for itself, but for the endpoint.
+	// The spec reserves the prefix CSI_, except for the endpoint.
 	for line := range strings.Lines(out.String()) {
 		if strings.Contains(line, "$CSI_") && !strings.Contains(line, "$CSI_ENDPOINT") {
 			t.Errorf("a reserved name: %s", line)

@@ -16,18 +16,18 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-func TestCopyStill(t *testing.T) {
+func TestConsistentCopy(t *testing.T) {
 	src := t.TempDir()
 	makeTree(t, src, 3, 1<<20)
 	dst := t.TempDir()
-	checkCopyStill(t, dst, src, src)
+	checkConsistentCopy(t, dst, src, src)
 	compareTrees(t, describe(t, dst), describe(t, src))
 }
 
-// checkCopyStill makes a copy of one moment: what changes while a pass is under way is
-// copied by the next, even where size and time of modification do not tell. The source
-// is changed in dir, which is it on the server.
-func checkCopyStill(t *testing.T, dst, src, dir string) {
+// checkConsistentCopy makes a consistent copy: a change during a pass is copied by the
+// next one, even if size and mtime are the same. The source is changed in dir, its path
+// on the server.
+func checkConsistentCopy(t *testing.T, dst, src, dir string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
 	old := time.Unix(1, 0)
@@ -67,8 +67,8 @@ func checkCopyStill(t *testing.T, dst, src, dir string) {
 	}
 }
 
-// What never rests is refused, and what was copied is not copied again by the next
-// attempt, which may find it at rest.
+// A source that always changes is refused, and the next attempt, during which it may not
+// change, does not copy everything again.
 func TestCopyInUse(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -98,7 +98,7 @@ func TestCopyInUse(t *testing.T) {
 			return err
 		})
 	}
-	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `"; stop what writes to it, or say copyInUse=true`)
+	refused(t, fail("create snapshot", "snap", "%w", attempt(false)), codes.FailedPrecondition, `"; stop the writers, or set copyInUse=true`)
 	kept := filepath.Join(share, storeName, temp)
 	info, err := os.Stat(kept)
 	must(t, err)
@@ -122,7 +122,7 @@ func TestCopyInUse(t *testing.T) {
 	wantShare(t, share)
 }
 
-// What nobody asks for again goes after an hour, by itself.
+// A partial copy that is not requested again is deleted after an hour.
 func TestCopyInUseForgotten(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -131,7 +131,7 @@ func TestCopyInUseForgotten(t *testing.T) {
 		b := newDirBackend(testServers(), newExports(mounts, time.Second, slog.New(slog.DiscardHandler)), nil, slog.New(slog.DiscardHandler))
 		temp := tempOf("snapshot", "snap", "", v.GetVolumeId())
 		must(t, b.exports.Use(testExport, func(s *store) error {
-			must(t, s.begin())
+			must(t, s.openLocked())
 			_, _, err := s.fill(temp, v.GetVolumeId(), false, access{}, b.exports, func(int64, int64) {})
 			if err == nil { // what waits here takes no time, and the file system's clock does not run with it
 				err = errInUse
@@ -160,9 +160,10 @@ func TestCopyInUseForgotten(t *testing.T) {
 	})
 }
 
-// What the class says gets to the copy, of a snapshot and of a clone. Who writes all the time
-// may be slow here, and both are made then, whatever is said; mostly they are not.
-func TestCopyInUseIsAsked(t *testing.T) {
+// The parameter of the class reaches the copy of a snapshot and of a clone. On a slow
+// machine the writer may not write during a pass, and both copies succeed regardless of
+// the parameter.
+func TestCopyInUseReachesTheCopy(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	end, ended := make(chan struct{}), make(chan error, 1)
@@ -201,8 +202,8 @@ func TestCopyInUseParameter(t *testing.T) {
 	}
 }
 
-// passes makes a copy of one moment, and calls each before what it counts: the steps of the
-// first pass, then those of the second, and so on.
+// passes makes a consistent copy, and calls a function before each step that it counts:
+// the steps of the first pass, then those of the second, and so on.
 func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 	t.Helper()
 	pass := 0
@@ -218,7 +219,7 @@ func passes(t *testing.T, dst, src string, each func(pass, step int)) error {
 	return err
 }
 
-// copyPass is one pass.
+// copyPass runs one pass.
 func copyPass(t *testing.T, dst, src string, since time.Time, of origins, progress func(files, bytes int64)) (changes, error) {
 	t.Helper()
 	to, err := os.Open(dst)
@@ -230,7 +231,7 @@ func copyPass(t *testing.T, dst, src string, since time.Time, of origins, progre
 	return copyTree(to, from, since, of, progress)
 }
 
-// touched returns what the time is for who changes a file now.
+// touched returns the current time by the clock that ctimes are taken from.
 func touched(t *testing.T, name string) time.Time {
 	t.Helper()
 	old := time.Unix(1, 0)
@@ -240,19 +241,19 @@ func touched(t *testing.T, name string) time.Time {
 	return changedAt(info)
 }
 
-// settle waits until what was changed is known from what changes now.
+// settle waits until earlier changes can be distinguished from new ones.
 func settle(t *testing.T, dir string) {
 	t.Helper()
 	for last := settled(touched(t, dir)); touched(t, dir).Before(last); {
 	}
 }
 
-// alike makes directories with a file in each: files of different content, the same size
-// and the same time of modification, as unpacked and reproducible trees have them. It
-// returns their names in the order in which they are copied from src, which is dir on the server.
+// alike creates directories with one file each: different content, but the same size and
+// mtime, as in unpacked and reproducible trees. It returns their names in the order in
+// which they are copied from src, which is dir on the server.
 func alike(t *testing.T, src, dir string, n int) []string {
 	t.Helper()
-	old, notRead := time.Unix(1, 0), time.Now().Add(time.Hour) // relatime leaves that alone
+	old, notRead := time.Unix(1, 0), time.Now().Add(time.Hour) // not updated with relatime
 	for i := range n {
 		name := filepath.Join(dir, fmt.Sprint("dir", i), "deep", "file")
 		must(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, fmt.Append(nil, "content ", i), 0o600), os.Chtimes(name, notRead, old)))
@@ -265,7 +266,7 @@ func alike(t *testing.T, src, dir string, n int) []string {
 	return names
 }
 
-// What happens to directories while a pass is under way.
+// Directories are changed during a pass.
 var whileCopied = map[string]func(t *testing.T, pass, step int, in func(int) string){
 	"moved to where the pass was": func(t *testing.T, pass, step int, in func(int) string) {
 		if pass == 2 && step == 2 { // the first file, and its directory
@@ -299,19 +300,19 @@ var whileCopied = map[string]func(t *testing.T, pass, step int, in func(int) str
 	},
 }
 
-func TestCopyStillDirectories(t *testing.T) {
+func TestConsistentCopyDirectories(t *testing.T) {
 	for name, change := range whileCopied {
 		t.Run(name, func(t *testing.T) {
 			src := t.TempDir()
 			dst := t.TempDir()
-			checkCopyStillDirectories(t, dst, dst, src, src, change)
+			checkConsistentCopyDirectories(t, dst, dst, src, src, change)
 		})
 	}
 }
 
-// checkCopyStillDirectories changes the source, which is dir on the server, while it is
-// copied to dst, which is copied there.
-func checkCopyStillDirectories(t *testing.T, dst, copied, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
+// checkConsistentCopyDirectories changes the source, which is dir on the server, while
+// it is copied to dst, which is copied on the server.
+func checkConsistentCopyDirectories(t *testing.T, dst, copied, src, dir string, change func(t *testing.T, pass, step int, in func(int) string)) {
 	t.Helper()
 	names := alike(t, src, dir, 4)
 	settle(t, dst)

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A server's clock may be set while a copy is made, or between two attempts. What changed
-// then cannot be told from what did not.
-func TestCopyStillClock(t *testing.T) {
+// A server's clock may be set back during a copy, or between two attempts. Changes from
+// then cannot be distinguished by their ctime.
+func TestConsistentCopyClock(t *testing.T) {
 	const length = 10 * time.Minute // of a pass
 	for name, test := range map[string]struct {
 		set  []time.Duration // ahead of the real time in each pass, and whatever it was
@@ -63,8 +63,8 @@ func TestCopyStillClock(t *testing.T) {
 	}
 }
 
-// An earlier attempt began later than now.
-func TestCopyStillClockBetweenAttempts(t *testing.T) {
+// An earlier attempt has a later time than now.
+func TestConsistentCopyClockBetweenAttempts(t *testing.T) {
 	now := time.Now()
 	var got []time.Time
 	_, err := copyConsistent(now.Add(time.Hour), func() (time.Time, error) { return now, nil }, func(since time.Time) (changes, error) {
@@ -79,12 +79,12 @@ func TestCopyStillClockBetweenAttempts(t *testing.T) {
 	}
 }
 
-// Nobody writes to it, and the error must not say so.
-func TestCopyStillFuture(t *testing.T) {
+// The file is not being written, and the error must not claim that.
+func TestConsistentCopyFuture(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		saw := changes{count: 1, newest: time.Now().Add(time.Hour), name: "future"}
 		_, err := copyConsistent(time.Time{}, func() (time.Time, error) { return time.Now(), nil }, func(time.Time) (changes, error) { return saw, nil })
-		if !errors.Is(err, errInUse) || !strings.Contains(err.Error(), `"future"`) || !strings.Contains(err.Error(), "still to come; set the clock right") {
+		if !errors.Is(err, errInUse) || !strings.Contains(err.Error(), `"future"`) || !strings.Contains(err.Error(), "in the future by the server's clock; correct the clock") {
 			t.Error(err)
 		}
 	})

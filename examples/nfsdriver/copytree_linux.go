@@ -44,7 +44,7 @@ func copyTree(dst, src *os.File, since time.Time, of origins, progress func(file
 		return changes{}, err
 	}
 	if len(there) == 0 {
-		if err := disinherit(dst); err != nil {
+		if err := removeInheritedACLs(dst); err != nil {
 			return changes{}, err
 		}
 	}
@@ -58,9 +58,9 @@ func copyTree(dst, src *os.File, since time.Time, of origins, progress func(file
 	return c.changes, err
 }
 
-// disinherit removes the ACLs that a new directory inherited from its parent, because its
+// removeInheritedACLs removes the ACLs that a new directory inherited from its parent, because its
 // entries would inherit them as well.
-func disinherit(dir *os.File) error {
+func removeInheritedACLs(dir *os.File) error {
 	for _, name := range []string{"system.posix_acl_default", "system.posix_acl_access"} {
 		err := fdNode(dir).removeXattr(name)
 		if err = ignore(ignore(err, unix.ENODATA), unix.EOPNOTSUPP); err != nil {
@@ -346,7 +346,7 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }() // a network file system may report ENOSPC only here
-	if err := c.data(to, from, st.Size, st.Blocks*512 < st.Size); err != nil {
+	if err := c.copyData(to, from, st.Size, st.Blocks*512 < st.Size); err != nil {
 		return err
 	}
 	if err := c.attributes(fdNode(to), fdNode(from), st); err != nil {
@@ -362,8 +362,8 @@ func (c *treeCopy) file(dst, src *os.File, name string, st *unix.Stat_t) (err er
 // memory a whole file would stay in the page cache, and its sync then take minutes.
 const chunk = 16 << 20
 
-// data copies all but the holes.
-func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
+// copyData copies all but the holes.
+func (c *treeCopy) copyData(to, from *os.File, size int64, holes bool) error {
 	for at := int64(0); at < size; {
 		begin, err := from.Seek(at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -376,7 +376,7 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 			end = min(hole, size)
 		}
 		if begin == 0 && end == size && holes { // the file system does not report them
-			return c.nonzero(to, from, size)
+			return c.copyNonzero(to, from, size)
 		}
 		if _, err := from.Seek(begin, io.SeekStart); err != nil {
 			return err
@@ -402,9 +402,9 @@ func (c *treeCopy) data(to, from *os.File, size int64, holes bool) error {
 	return to.Truncate(size)
 }
 
-// nonzero copies a file with holes from a file system that does not report them, such as
+// copyNonzero copies a file with holes from a file system that does not report them, such as
 // NFS before 4.2: it does not write zeros.
-func (c *treeCopy) nonzero(to, from *os.File, size int64) error {
+func (c *treeCopy) copyNonzero(to, from *os.File, size int64) error {
 	const page = 4096
 	zeros, buf := make([]byte, page), make([]byte, 1<<20)
 	unsynced := 0

@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A copy is what it was copied from, bit for bit, with all that a file system knows
-// of it (kubernetes-csi/csi-driver-nfs#1117: times and owners were lost).
+// A copy is identical to its source, with all metadata
+// (kubernetes-csi/csi-driver-nfs#1117: times and owners were lost).
 func TestCopyTree(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	kinds := makeTree(t, src, 2000, 1<<32)
@@ -36,7 +36,7 @@ func TestCopyTree(t *testing.T) {
 	}
 }
 
-// Where exports hand their ACLs down to what is made in them, a copy has its source's all the same.
+// A copy has the ACLs of its source, not those that new files inherit from the export.
 func TestCopyTreeInheritance(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	makeTree(t, src, 3, 1<<20)
@@ -46,8 +46,9 @@ func TestCopyTreeInheritance(t *testing.T) {
 	compareTrees(t, describe(t, filepath.Join(dst, "data")), describe(t, src))
 }
 
-// What is said to be copied does not wait in memory: to get it to a slow server at the
-// end of a large file could take minutes without a sign of life, as if the server was gone.
+// Data that is reported as copied is not only in the page cache: writing a large file to
+// a slow server at the end could take minutes without progress, as if the server was
+// unresponsive.
 func TestCopyTreeSyncs(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	var fs unix.Statfs_t
@@ -75,35 +76,35 @@ func TestCopyTreeSyncs(t *testing.T) {
 			unsynced = max(unsynced, int64(cached.Dirty+cached.Writeback)*int64(os.Getpagesize()))
 		}}
 		if holes {
-			err = c.nonzero(to, from, 2*chunk+4)
+			err = c.copyNonzero(to, from, 2*chunk+4)
 		} else {
-			err = c.data(to, from, 2*chunk+4, false)
+			err = c.copyData(to, from, 2*chunk+4, false)
 		}
 		must(t, err)
 		if copied != 2*chunk+4 || unsynced >= chunk {
-			t.Errorf("%d bytes were in memory of %d that were said to be copied", unsynced, copied)
+			t.Errorf("%d bytes were in memory of %d reported as copied", unsynced, copied)
 		}
 	}
 }
 
-// To remove what is in a copy and no longer in its source is work as well.
-func TestCopyTreeTellsOfRemovals(t *testing.T) {
+// Removing what is no longer in the source counts as progress.
+func TestCopyTreeReportsProgressOfRemovals(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dst, "gone"), 0o700))
 	const many = 100
 	for i := range many {
 		must(t, os.WriteFile(filepath.Join(dst, "gone", fmt.Sprint(i)), nil, 0o600))
 	}
-	told := 0
-	must(t, copyDir(dst, src, func(int64, int64) { told++ }))
-	if told < many {
-		t.Errorf("%d signs of life while %d files were removed", told, many)
+	reports := 0
+	must(t, copyDir(dst, src, func(int64, int64) { reports++ }))
+	if reports < many {
+		t.Errorf("%d progress reports while %d files were removed", reports, many)
 	}
 	compareTrees(t, describe(t, dst), describe(t, src))
 }
 
-// Cut off anywhere, a copy goes on to the same end, also when the source has changed
-// meanwhile.
+// A copy that is interrupted at any point can be resumed, also if the source has changed
+// in between.
 func TestCopyTreeResumed(t *testing.T) {
 	src := t.TempDir()
 	makeTree(t, src, 3, 1<<32)
@@ -137,13 +138,13 @@ func TestCopyTreeResumed(t *testing.T) {
 		must(t, copyDir(dst, src, func(int64, int64) {}))
 		compareTrees(t, describe(t, dst), want)
 		if t.Failed() {
-			t.Fatalf("after it was cut off at step %d of %d", n, steps)
+			t.Fatalf("interrupted at step %d of %d", n, steps)
 		}
 	}
-	t.Logf("cut off at %d places", steps)
+	t.Logf("interrupted at %d steps", steps)
 }
 
-// What is complete is not copied again.
+// Complete files are not copied again.
 func TestCopyTreeRepeated(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	makeTree(t, src, 3, 1<<32)
@@ -192,7 +193,7 @@ func cutOff(dst, src string, n int) {
 	})
 }
 
-// makeTree makes a file of every kind that it may make, and says which.
+// makeTree creates a file of every kind that it is permitted to, and returns which.
 func makeTree(t *testing.T, dir string, many int, sparseSize int64) (kinds []string) {
 	t.Helper()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -292,7 +293,7 @@ func timespec(at time.Time) unix.Timespec {
 	return unix.Timespec{Sec: at.Unix(), Nsec: int64(at.Nanosecond())}
 }
 
-// posixACL is the value of such an attribute, with one named user.
+// posixACL returns the value of such an attribute, with one named user.
 func posixACL(user, named uint16, uid uint32, group, mask, other uint16) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, 2)
 	for _, e := range []struct {
@@ -306,7 +307,7 @@ func posixACL(user, named uint16, uid uint32, group, mask, other uint16) []byte 
 	return b
 }
 
-// describe says all about what is below a directory, by path.
+// describe returns all metadata below a directory, by path.
 func describe(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -406,13 +407,13 @@ func compareTrees(t *testing.T, got, want map[string]string) {
 	}
 	for name := range got {
 		if want[name] == "" {
-			t.Errorf("%q is in the copy alone", name)
+			t.Errorf("%q is only in the copy", name)
 		}
 	}
 }
 
-// A number that the file system gave to another file meanwhile does not make that one a
-// hard link of the first.
+// If an inode number is reused during the copy, the new file is not a hard link of the
+// first one.
 func TestCopyTreeReusedInode(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	in := func(name string) string { return filepath.Join(src, name) }
@@ -454,7 +455,8 @@ func TestCopyTreeReusedInode(t *testing.T) {
 	}))
 }
 
-// Files that were one file for the attempt that was cut off are two when they are two.
+// Two names that were one file during the interrupted attempt become two files if they
+// are two by now.
 func TestCopyTreeUnlinked(t *testing.T) {
 	src, dst := t.TempDir(), t.TempDir()
 	at := time.Unix(1, 0) // as of files from an archive

@@ -16,10 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCrash walks volumes and a snapshot from creation to deletion and kills the driver
-// with SIGKILL at every state-changing system call of every RPC of the walk. A new
-// driver then gets the same request again, which must succeed, and the rest of the
-// walk, at whose end the data must have been intact and nothing be left.
+// TestCrash runs the lifecycle of volumes and a snapshot and kills the driver with
+// SIGKILL at every state-changing system call of every RPC. A new driver then gets the
+// same request again, which must succeed, and the remaining requests. The data must stay
+// intact and nothing be left behind.
 func TestCrash(t *testing.T) {
 	shares := newShares(t) // in memory: fsync costs nothing
 	counts, _ := crashWalk(t, shares, -1, 0)
@@ -41,7 +41,7 @@ func TestCrash(t *testing.T) {
 	t.Logf("%d kills; system calls per RPC: %v", kills, counts)
 }
 
-// crashed is a walk.
+// crashed is one run of the lifecycle.
 type crashed struct {
 	*co
 	dir, share      string
@@ -78,7 +78,7 @@ var crashSteps = []struct {
 	{"DeleteSnapshot", func(w *crashed) error { return w.deleteSnapshot(w.snap) }},
 }
 
-// plant makes a small tree in the volume.
+// plant creates a small tree in the volume.
 func (w *crashed) plant(dir string) {
 	must(w.t, os.Mkdir(filepath.Join(dir, "sub"), 0o750))
 	must(w.t, os.WriteFile(filepath.Join(dir, "sub", "file"), []byte("precious"), 0o640))
@@ -98,9 +98,9 @@ func (w *crashed) command() *exec.Cmd {
 	return c
 }
 
-// crashWalk does the walk in a directory of its own, killing the driver at the n-th
-// call of one step, if the step has so many this time. With a negative step it only
-// counts.
+// crashWalk runs the lifecycle in a new directory, and kills the driver at the n-th
+// system call of one step, if the step makes so many. With a negative step it only
+// counts them.
 func crashWalk(t *testing.T, shares string, killAt, n int) (counts []int, killed bool) {
 	dir, err := os.MkdirTemp(shares, "w")
 	must(t, err)
@@ -159,8 +159,8 @@ func crashWalk(t *testing.T, shares string, killAt, n int) (counts []int, killed
 	return counts, killed
 }
 
-// during makes a call that ends with the driver: one that was not sent yet would wait
-// for the next one.
+// during makes a call that fails when the driver is killed: a request that is not sent
+// yet would wait for the next driver.
 func (w *crashed) during(driver *crash.Process, do func(*crashed) error) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

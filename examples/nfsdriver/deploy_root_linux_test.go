@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// container is what a runtime makes of the controller's container: a mount namespace with
-// a root that is read-only, and root without rights but those that are added.
+// container runs like the controller's container: in a mount namespace with a read-only
+// root, and as root with only the added capabilities.
 const container = `mount --make-rprivate / && mount -o remount,bind,ro / && mount --bind /run /run && mount -o remount,bind,ro /run || exit
 if touch /x /run/x 2>/dev/null; then echo the root is not read-only; exit 1; fi
 exec setpriv --no-new-privs --bounding-set="$0" "$@"`
 
-// The controller does its work with the capabilities that deploy gives it.
+// The controller works with the capabilities that its manifest gives it.
 func TestNFSContainer(t *testing.T) {
 	s := nfsd.Start(t)
 	gate.Tools(t, "setpriv", "sh")
@@ -67,7 +67,7 @@ func TestNFSContainer(t *testing.T) {
 	t.Cleanup(func() { _ = node.unpublish(v, "a") })
 	in := func(name string) string { return filepath.Join(node.target("a"), name) }
 	makeTree(t, in(""), 3, 16<<20)
-	// From here only root and two users may remove something.
+	// From here only root and two users may remove entries.
 	must(t, os.Mkdir(in("sticky"), 0o777))
 	must(t, os.WriteFile(in("sticky/file"), nil, 0o600))
 	must(t, errors.Join(os.Chown(in("sticky/file"), 98, 98), os.Chown(in("sticky"), 99, 99), os.Chmod(in("sticky"), 0o777|os.ModeSticky)))

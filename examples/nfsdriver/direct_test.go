@@ -7,7 +7,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// direct calls a controller without a connection. A call that is not here panics.
+// direct calls a controller without a connection. A method that is not implemented here
+// panics.
 type direct struct {
 	csi.ControllerClient
 	to *controller

@@ -18,9 +18,9 @@ import (
 )
 
 // TestFailures makes every state-changing system call of every RPC fail, one after the
-// other. An answer that is final has to be true: nothing was made and nothing is left
-// (external-provisioner forgets what it asked for). After any other one the same
-// request succeeds. And no success is told after an fsync that failed.
+// other. A final error must leave nothing behind (external-provisioner does not repeat
+// the request). After any other error, the same request succeeds. A failed fsync is
+// never reported as success.
 func TestFailures(t *testing.T) {
 	shares := newShares(t)
 	for _, errno := range []syscall.Errno{unix.ENOSPC, unix.EIO, unix.ESTALE} {
@@ -32,8 +32,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// failing are RPCs: what to do once, at each turn before the call, and the call, by the
-// name of the turn; left are the volumes that are there when a call did nothing.
+// failing are the RPCs: what to do once, what to do before each call, and the call; left
+// are the volumes that exist if the call does nothing.
 var failing = []struct {
 	name   string
 	before func(w *crashed, name string)
@@ -157,11 +157,11 @@ func failEach(t *testing.T, shares string, errno syscall.Errno, rpc struct {
 			}
 		}
 		if t.Failed() {
-			t.Errorf("%v failed, and the answer is %v", call, err)
+			t.Errorf("%v failed, and the RPC returned %v", call, err)
 			return
 		}
 		if err := again(func() error { return rpc.do(w, name) }); err != nil {
-			t.Errorf("%v failed, and the answer was %v; again it is %v", call, err, err)
+			t.Errorf("%v failed, and the RPC returned %v; the retry %v", call, err, err)
 			return
 		}
 		if rpc.after != nil {
@@ -170,8 +170,8 @@ func failEach(t *testing.T, shares string, errno syscall.Errno, rpc struct {
 	}
 }
 
-// repeats reports whether a call is the other one again. Files of a moment have names
-// with random ends.
+// repeats reports whether two calls are the same one. Temporary files have names with
+// random suffixes.
 func repeats(a, b crash.Call) bool {
 	stem := func(c crash.Call) string { return strings.TrimSuffix(c.Object, filepath.Ext(c.Object)) }
 	return a.Name == b.Name && (a.Object == b.Object || filepath.Base(filepath.Dir(a.Object)) == dirTmp && stem(a) == stem(b))

@@ -40,8 +40,8 @@ func TestIsAt(t *testing.T) {
 	}
 }
 
-// What is not exactly how the driver writes an ID leads nowhere
-// (kubernetes-csi/csi-driver-nfs#1241: an empty part led to the share).
+// A text that is not exactly in the form that the driver writes is not an ID
+// (kubernetes-csi/csi-driver-nfs#1241: an empty part meant the share).
 func TestBadVolumeID(t *testing.T) {
 	for _, id := range []string{
 		"", "vol-1", "nas#srv#pvc-1##", "vol2#nas#/srv#a#N#delete", "snap1#nas#/srv#a#N#delete",

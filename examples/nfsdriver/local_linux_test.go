@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Without a server, a directory stands in for it: the controller works in it where it
-// would mount the export, and a node mounts a volume by a helper as it does otherwise.
-// The helper shows the directory by an overlay without anything below, because that
-// shows the source that it is told, as NFS does. All mounts of a volume are of one
-// overlay: two would not see what the other one changes.
+// Without a server, a directory replaces it: the controller works in it instead of
+// mounting the export, and a node mounts a volume with a helper as usual. The helper
+// mounts an overlay with an empty lower layer, because like NFS it shows the given
+// source. All mounts of a volume are of one overlay: two would not see each other's
+// changes.
 const helperScript = `#!/bin/sh
 dir="$CSIKIT_TEST_SHARES/${1#*:}"
 [ -d "$dir" ] || { echo "mount.nfs: mounting $1 failed, reason given by server: No such file or directory"; exit 32; }
@@ -29,7 +29,7 @@ all="$CSIKIT_TEST_SHARES/.work"
 id="$(stat -c %i "$dir")" && exec 9>"$all/lock" && flock 9 && new=$(mktemp -d "$all/XXXXXX") || exit 1
 of="workdir=$all/$id-"
 at=$(awk -v of="$of" 'index($0, of) { print $5; exit }' /proc/self/mountinfo)
-if [ -n "$at" ] && mount -i -n --bind "$at" "$new" 2>/dev/null; then # or it went away this moment
+if [ -n "$at" ] && mount -i -n --bind "$at" "$new" 2>/dev/null; then # or it was unmounted concurrently
 	awk -v of="$of" -v new="$new" '$5 == new && index($0, of) { ok = 1 } END { exit !ok }' /proc/self/mountinfo || { umount -i -n "$new"; at=; }
 else
 	at=
@@ -47,7 +47,7 @@ case ",$4," in *,noatime,*) flags=$flags,noatime ;; esac
 mount -i -n -o "$flags" "$new" && exec mount -i -n --move "$new" "$2"
 `
 
-// newShares returns a directory that stands in for a server with the shares /a and /b.
+// newShares returns a directory that replaces a server with the shares /a and /b.
 func newShares(t *testing.T) string {
 	t.Helper()
 	gate.UserNS(t)
@@ -65,7 +65,7 @@ func newShares(t *testing.T) string {
 
 const localExports = "server:/a server:/b"
 
-// localMain is the driver with a directory in the place of the server.
+// localMain runs the driver with a directory in place of the server.
 func localMain() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -104,7 +104,7 @@ func startLocal(t *testing.T, shares string, args ...string) string {
 	return endpoint
 }
 
-// testLog sends the driver's log to the test's, and wants all responses valid.
+// testLog writes the driver's log to the test's, and expects all responses to be valid.
 type testLog struct{ t *testing.T }
 
 func (l testLog) Write(p []byte) (int, error) {
@@ -122,8 +122,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// wantShare fails if a share holds anything but these volumes, and what belongs to
-// them. It waits until the trash is empty.
+// wantShare fails if a share contains anything but these volumes and their records. It
+// waits until the trash is empty.
 func wantShare(t *testing.T, share string, subDirs ...string) {
 	t.Helper()
 	list := func(dir string) (names []string) {

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// holderMain is a controller at work on an export, until it is killed.
+// holderMain is a controller that holds the lock on an export until it is killed.
 func holderMain() {
 	x := newExports(localDirs(os.Args[1]), 0, slog.New(slog.DiscardHandler))
 	err := x.Use(testExport, func(s *store) error {
@@ -30,8 +30,8 @@ func holderMain() {
 	fmt.Println(err)
 }
 
-// Of two controllers at once on one export, as after a pod was deleted by force, one is
-// refused what changes anything, until the other one has finished or died.
+// With two controllers on one export, as after a pod was deleted by force, the second
+// one is refused all changes until the first one has exited or is killed.
 func TestTwoControllers(t *testing.T) {
 	c, share := newLocalController(t, testExport)
 	v := c.mustCreate("pvc-1")
@@ -72,7 +72,7 @@ func TestTwoControllers(t *testing.T) {
 	wantShare(t, share)
 }
 
-// One controller may have a share mounted in two ways, and work in both.
+// One controller may mount a share with different options, and work in both mounts.
 func TestTwoMountsOfOneShare(t *testing.T) {
 	c, share := newLocalController(t)
 	x := c.backend().exports
@@ -86,27 +86,27 @@ func TestTwoMountsOfOneShare(t *testing.T) {
 	wantShare(t, share)
 }
 
-// A server that was started again answers, and gives no locks for a while: a call that needs
-// one comes back, and the server is not taken for one that is gone.
+// A restarted server responds, but grants no locks for a while: a call that needs one
+// returns, and the server does not count as unresponsive.
 func TestGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, share := newLocalController(t, testExport)
 		x := c.backend().exports
 		grace := make(chan struct{})
-		asked := 0
+		requests := 0
 		x.tryLock = func(f *os.File) error {
-			asked++
+			requests++
 			<-grace
 			return lockFile(f)
 		}
 		start := time.Now()
 		for range 2 {
 			_, err := c.create("pvc-1")
-			refused(t, err, codes.Unavailable, "gives no lock")
+			refused(t, err, codes.Unavailable, "did not grant a lock")
 		}
 		synctest.Wait()
-		if took := time.Since(start); took != 2*x.lockTimeout || asked != 1 {
-			t.Errorf("it took %v and was asked %d times", took, asked)
+		if took := time.Since(start); took != 2*x.lockTimeout || requests != 1 {
+			t.Errorf("it took %v and %d requests for the lock", took, requests)
 		}
 		if row := c.backend().servers.row(t, "nas"); row.Breaker != "closed" || row.Hanging != 0 {
 			t.Errorf("the server is %+v", row)

@@ -7,7 +7,7 @@ import (
 	"github.com/csikit/csikit/volumelock"
 )
 
-// What is created and what is deleted in one place exclude each other, though a request to
+// CreateVolume and DeleteVolume of one directory exclude each other, though a request to
 // create has no ID.
 func TestLockPolicy(t *testing.T) {
 	excluded := func(methodA string, a any, methodB string, b any) bool {

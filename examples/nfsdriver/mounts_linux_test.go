@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// mountWithFile mounts something with a file in it: a file system of its own, or a
-// directory of the same one.
+// mountWithFile mounts a file system with a file in it: another one, or a directory of
+// the same one.
 func mountWithFile(t *testing.T, at, kind string) (file string) {
 	t.Helper()
 	must(t, os.Mkdir(at, 0o755))
@@ -28,8 +28,8 @@ func mountWithFile(t *testing.T, at, kind string) (file string) {
 	return file
 }
 
-// What is mounted inside of a volume, as a server may show it, is not the volume's:
-// deleting stops there, and goes on when it has gone.
+// A file system mounted inside a volume, which a server may export, is not part of the
+// volume: the deletion stops there, and continues when it is unmounted.
 func TestDeleteStopsAtMounts(t *testing.T) {
 	gate.UserNS(t)
 	for _, kind := range []string{"tmpfs", "bind"} {
@@ -53,7 +53,7 @@ func TestDeleteStopsAtMounts(t *testing.T) {
 				t.Fatalf("%s is gone, and there is %q", file, left("*"))
 			}
 			err := unix.Unmount(filepath.Dir(files[0]), 0)
-			for errors.Is(err, unix.EBUSY) { // the driver looks what it is this moment; or the test times out
+			for errors.Is(err, unix.EBUSY) { // the driver may have it open; or the test times out
 				time.Sleep(time.Millisecond)
 				err = unix.Unmount(filepath.Dir(files[0]), 0)
 			}
@@ -63,7 +63,7 @@ func TestDeleteStopsAtMounts(t *testing.T) {
 	}
 }
 
-// Nor is it copied: a copy without it would be none.
+// It is not copied either: a copy without it would be incomplete.
 func TestCopyRefusesMounts(t *testing.T) {
 	gate.UserNS(t)
 	for _, kind := range []string{"tmpfs", "bind"} {
@@ -81,7 +81,7 @@ func TestCopyRefusesMounts(t *testing.T) {
 	}
 }
 
-// A volume is in the file system of the export: nothing is moved to another one.
+// A volume must be in the file system of the export: nothing is moved to another one.
 func TestVolumesInMounts(t *testing.T) {
 	gate.UserNS(t)
 	for _, kind := range []string{"tmpfs", "bind"} {

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// These tests need the kernel's NFS server; make test-vm has it.
+// These tests need the kernel's NFS server; run them with make test-vm.
 
 const writable = "rw,no_root_squash"
 
@@ -57,8 +57,8 @@ func classOf(s *nfsd.Server, share string) map[string]string {
 	return map[string]string{paramServer: s.Addr(), paramShare: "/" + share}
 }
 
-// graceful waits until the server takes requests: after its start NFSv4 clients may
-// only claim what they had.
+// graceful waits for the end of the server's grace period, in which NFSv4 clients can
+// only reclaim their locks.
 func (c *co) graceful() {
 	c.t.Helper()
 	must(c.t, again(func() error {
@@ -92,8 +92,8 @@ func TestNFSRules(t *testing.T) {
 	}
 }
 
-// What the client of an NFS server remembers of a tree does not tell what has changed.
-func TestNFSCopyStill(t *testing.T) {
+// The NFS client's cached attributes do not show all changes of a tree.
+func TestNFSConsistentCopy(t *testing.T) {
 	s := nfsd.Start(t)
 	for _, version := range []string{"4.2", "3"} {
 		t.Run(version, func(t *testing.T) {
@@ -104,14 +104,14 @@ func TestNFSCopyStill(t *testing.T) {
 			from, to := c.mustCreate("from"), c.mustCreate("to")
 			must(t, errors.Join(c.publish(from, "a"), c.publish(to, "b")))
 			source, copied := s.Dir(share+"/from"), s.Dir(share+"/to")
-			checkCopyStill(t, c.target("b"), c.target("a"), source)
+			checkConsistentCopy(t, c.target("b"), c.target("a"), source)
 			compareTrees(t, describe(t, copied), describe(t, source))
 			for _, name := range []string{"moved to where the pass was", "removed while in it"} { // with names, and with handles, that are no more
 				t.Run(name, func(t *testing.T) {
 					dir := strings.ReplaceAll(name, " ", "-")
 					in := func(target string) string { return filepath.Join(c.target(target), dir) }
 					must(t, errors.Join(os.Mkdir(in("a"), 0o700), os.Mkdir(in("b"), 0o700)))
-					checkCopyStillDirectories(t, in("b"), filepath.Join(copied, dir), in("a"), filepath.Join(source, dir), whileCopied[name])
+					checkConsistentCopyDirectories(t, in("b"), filepath.Join(copied, dir), in("a"), filepath.Join(source, dir), whileCopied[name])
 				})
 			}
 			must(t, errors.Join(c.unpublish(from, "a"), c.unpublish(to, "b"), c.delete(from.GetVolumeId()), c.delete(to.GetVolumeId())))
@@ -132,9 +132,9 @@ func TestNFSTree(t *testing.T) {
 			v := c.mustCreate("pvc-1")
 			must(t, c.publish(v, "a"))
 			t.Logf("the tree has %s", strings.Join(makeTree(t, c.target("a"), 10, 16<<20), ", "))
-			// As a program on the server may have done:
+			// As a program on the server may have created them:
 			must(t, unix.Setxattr(s.Dir(share+"/pvc-1/readonly"), "system.posix_acl_access", posixACL(6, 4, 4711, 4, 4, 0), 0))
-			if version == "3" { // And the export may hand one down to what the driver makes. By version 4 Linux's server lets nobody take those away.
+			if version == "3" { // And new directories may inherit one from the export. With version 4 Linux's server does not remove those.
 				must(t, unix.Setxattr(filepath.Join(s.Dir(share), storeName, dirTmp), "system.posix_acl_default", posixACL(7, 7, 4711, 7, 7, 5), 0))
 			}
 			want := describe(t, s.Dir(share+"/pvc-1"))
@@ -175,7 +175,7 @@ func TestNFSTree(t *testing.T) {
 	}
 }
 
-// sameSparse wants the same content, and holes in the copy as well.
+// sameSparse expects the same content, and holes in the copy as well.
 func sameSparse(t *testing.T, a, b string) {
 	t.Helper()
 	read := func(name string) []byte {
@@ -206,7 +206,7 @@ func TestNFSBadInput(t *testing.T) {
 		words               string
 	}{
 		{"unreachable", "198.18.255.254", "/share", codes.Unavailable, "198.18.255.254:2049"},
-		{"nobody listens", "127.0.0.1", "/share", codes.Unavailable, "refused"},
+		{"no listener", "127.0.0.1", "/share", codes.Unavailable, "refused"},
 		{"no such host", "nas.invalid", "/share", codes.Unavailable, "nas.invalid"},
 		{"unknown export", s.Addr(), "/other", codes.FailedPrecondition, "mount.nfs"},
 		{"read-only", s.Addr(), "/readonly", codes.FailedPrecondition, "export it read-write"},
@@ -247,13 +247,13 @@ func fill(t *testing.T, name string) {
 	}
 }
 
-// What a server that is gone costs: callers of its volumes some seconds, others
-// nothing, and nothing is left when it is back.
+// The cost of an unresponsive server: callers for its volumes wait some seconds, others
+// do not, and nothing is left behind when it is back.
 //
-// Two drivers meet it. One gives the server up after some seconds: it shows what calls
-// for the server cost. The other one waits for ten minutes, so that what calls for
-// the server hold, they hold until the server is back, however slow the machine is: if
-// calls for another server shared any of that, they would not return before.
+// Two drivers are tested. One has a timeout of some seconds: it shows how long calls for
+// the server take. The other one waits for ten minutes, so that its calls hold their
+// resources until the server is back, however slow the machine is: if calls for another
+// server needed any of those, they would not return before.
 func TestNFSFaults(t *testing.T) {
 	on := func(do func(*nfsd.Server)) func(*nfsd.Server, string) {
 		return func(s *nfsd.Server, _ string) { do(s) }
@@ -264,18 +264,18 @@ func TestNFSFaults(t *testing.T) {
 	for _, f := range []struct {
 		name       string
 		begin, end func(s *nfsd.Server, share string)
-		hangs      bool // what is asked of the server waits for the end
+		hangs      bool // requests to the server wait until the fault ends
 	}{
 		{"nfsd stopped", on((*nfsd.Server).Stop), on((*nfsd.Server).Start), true},
-		{"network drops", on((*nfsd.Server).Drop), on((*nfsd.Server).Mend), true},
-		{"interface down", on((*nfsd.Server).Unplug), on((*nfsd.Server).Mend), true},
+		{"network drops", on((*nfsd.Server).Drop), on((*nfsd.Server).Reconnect), true},
+		{"interface down", on((*nfsd.Server).Unplug), on((*nfsd.Server).Reconnect), true},
 		{"export withdrawn", (*nfsd.Server).Withdraw, func(s *nfsd.Server, share string) { s.Export(share, writable) }, false},
 		{"another file system", on((*nfsd.Server).Replace), on(func(*nfsd.Server) {}), false},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			share := strings.ReplaceAll(f.name, " ", "-")
 			waits := newFaulty(t, s, healthy, share+"-waits", "-server-timeout", "10m")
-			// On a slow machine, a server that answers must not be taken for one that is gone.
+			// On a slow machine, a server that responds must not count as unresponsive.
 			timeout := max(12*time.Second, 8*waits.well).Round(time.Second)
 			x := newFaulty(t, s, healthy, share, "-server-timeout", timeout.String())
 			x.table = &costs
@@ -290,18 +290,18 @@ func TestNFSFaults(t *testing.T) {
 			create := func() error { _, err := x.create("pvc-3"); return err }
 			x.timed("stats", func() error { return x.stats(x.v, "a") })
 			x.timed("stats again", func() error { return x.stats(x.v, "b") })
-			// One that answers is not left alone, also where what it answers is an error, or that
-			// it was started again and that locks have to wait.
-			asked := func(err error) {
-				if !f.hangs && err != nil && strings.Contains(err.Error(), "has not answered since") {
+			// The breaker stays closed for a server that responds, even with errors, or if it was
+			// restarted and grants no locks yet.
+			wantClosed := func(err error) {
+				if !f.hangs && err != nil && strings.Contains(err.Error(), "no response since") {
 					t.Error(err)
 				}
 			}
-			asked(x.timed("create", create))
-			asked(x.timed("create again", create))
-			asked(x.timed("publish", func() error { return x.publish(x.w, "c") }))
-			asked(x.timed("publish what is published", func() error { return x.publish(x.v, "a") }))
-			asked(x.timed("delete", func() error { return x.delete(x.w.GetVolumeId()) }))
+			wantClosed(x.timed("create", create))
+			wantClosed(x.timed("create again", create))
+			wantClosed(x.timed("publish", func() error { return x.publish(x.w, "c") }))
+			wantClosed(x.timed("publish what is published", func() error { return x.publish(x.v, "a") }))
+			wantClosed(x.timed("delete", func() error { return x.delete(x.w.GetVolumeId()) }))
 			must(t, x.timed("unpublish", func() error { return x.unpublish(x.v, "b") }))
 			x.gone("b")
 			promised := x.slowest()
@@ -326,7 +326,7 @@ func TestNFSFaults(t *testing.T) {
 			x.healthy("well again")
 			x.end("a", "c")
 			wantShare(t, s.Dir(share))
-			// A third of the timeout is for unpublishing alone.
+			// A third of the timeout is reserved for unpublishing.
 			if bound := timeout * 4 / 3; promised > bound+10*max(x.well, x.slowest()) {
 				t.Errorf("a call took %v, and %v was promised; when nothing is wrong, one takes up to %v here", promised, bound, max(x.well, x.slowest()))
 			}
@@ -334,8 +334,7 @@ func TestNFSFaults(t *testing.T) {
 	}
 }
 
-// faulty is a driver with two servers: one is going to have a fault, and the other CO's
-// has none.
+// faulty is a driver with two servers: one will have a fault, the other one not.
 type faulty struct {
 	*co
 	other   *co
@@ -365,7 +364,7 @@ func newFaulty(t *testing.T, s, healthy *nfsd.Server, share string, args ...stri
 	return x
 }
 
-// timed prints how long a call takes, and notes it.
+// timed prints how long a call takes, and records it.
 func (x *faulty) timed(what string, do func() error) error {
 	start := time.Now()
 	err := do()
@@ -380,7 +379,7 @@ func (x *faulty) timed(what string, do func() error) error {
 	return err
 }
 
-// table says what calls cost with each fault.
+// table prints how long calls take with each fault.
 type table struct {
 	rows, columns []string
 	cells         map[string]string
@@ -402,7 +401,7 @@ func (t *table) add(row, column, text string) {
 	t.cells[row+"\x00"+column] = text
 }
 
-// print writes lines that test/vm shows.
+// print writes lines that test/vm prints.
 func (t *table) print() {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "# \t%s\n", strings.Join(t.columns, "\t"))
@@ -436,7 +435,7 @@ func (x *faulty) healthy(when string) {
 	}
 }
 
-// call begins calls for the server that has a fault.
+// call starts calls for the server that has a fault.
 func (x *faulty) call() {
 	x.timeout = 10 * time.Minute
 	x.pending = map[string]chan error{}
@@ -452,8 +451,8 @@ func (x *faulty) call() {
 	}
 }
 
-// returned wants all of the calls to have succeeded, waiting for them, or none to have
-// returned.
+// returned expects all of the calls to succeed, and waits for them, or none of them to
+// have returned.
 func (x *faulty) returned(all bool) {
 	x.t.Helper()
 	for what, done := range x.pending {
@@ -466,7 +465,7 @@ func (x *faulty) returned(all bool) {
 	}
 }
 
-// end takes v down and deletes all volumes, and wants nothing mounted.
+// end unpublishes v and deletes all volumes, and expects nothing to be mounted.
 func (x *faulty) end(targets ...string) {
 	x.t.Helper()
 	for _, target := range targets {
@@ -485,8 +484,8 @@ func (x *faulty) end(targets ...string) {
 	}
 }
 
-// The driver and the mount helpers are killed at random, while pods come and go. COs
-// repeat what was cut off, and at the end all is done and nothing is left.
+// The driver and the mount helpers are killed at random, while pods start and end. COs
+// retry interrupted calls, and at the end everything is done and nothing is left behind.
 func TestNFSKills(t *testing.T) {
 	gate.Tools(t, "pgrep")
 	s := nfsd.Start(t)
@@ -559,8 +558,8 @@ func TestNFSKills(t *testing.T) {
 	}
 }
 
-// life is that of a volume, some times over: written by one pod, read by another from a
-// clone, and deleted.
+// life runs the lifecycle of a volume several times: written by one pod, read by another
+// one from a clone, and deleted.
 func (c *co) life(pod, times int) error {
 	for n := range times {
 		name := fmt.Sprintf("pvc-%d-%d", pod, n)
@@ -586,7 +585,7 @@ func (c *co) life(pod, times int) error {
 		}
 		for i, step := range steps {
 			err := again(step)
-			for err != nil && strings.Contains(err.Error(), "signal: killed") { // final: nothing is mounted, and the CO begins anew
+			for err != nil && strings.Contains(err.Error(), "signal: killed") { // final: nothing is mounted, and the CO starts again
 				err = again(step)
 			}
 			if err != nil {

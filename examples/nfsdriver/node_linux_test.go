@@ -30,7 +30,7 @@ func mode(m csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeReq
 
 func readOnly(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
 
-// From a volume to the pods and back, on a directory in the place of a server.
+// From a volume to the pods and back, with a directory in place of a server.
 func TestPublish(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -68,7 +68,7 @@ func TestPublish(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// A volume whose subDir has no room in its ID.
+// A volume whose subDir does not fit into its ID.
 func TestPublishLongSubDir(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -81,7 +81,7 @@ func TestPublishLongSubDir(t *testing.T) {
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// An administrator's PersistentVolume.
+// A PersistentVolume created by an administrator.
 func TestPublishByAttributes(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -96,7 +96,7 @@ func TestPublishByAttributes(t *testing.T) {
 	must(t, c.unpublish(v, "a"))
 	for _, bad := range []struct{ key, value, words string }{
 		{"subDir", "../a", "subDir"},
-		{"subDir", ".csikit-nfs", "the driver's own"},
+		{"subDir", ".csikit-nfs", "are reserved"},
 		{"share", "/c", "-exports"},
 		{"server", "elsewhere", "-exports"},
 		{"mountOptions", "suid", "only an administrator"},
@@ -120,8 +120,8 @@ func TestPublishByAttributes(t *testing.T) {
 	}
 }
 
-// A mount helper that hangs is killed, costs the calls for its server, and leaves
-// neither a process nor a mount; unpublishing goes on.
+// A mount helper that hangs is killed, opens the breaker of its server, and leaves
+// neither a process nor a mount; unpublishing still works.
 func TestHangingHelper(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares, "-server-timeout", "1s"), localClass)
@@ -129,8 +129,8 @@ func TestHangingHelper(t *testing.T) {
 	must(t, c.publish(v, "a"))
 	t.Setenv("CSIKIT_TEST_HANG", "1")
 	refused(t, c.publish(v, "b"), codes.DeadlineExceeded, "mount.overlay")
-	refused(t, c.publish(v, "c"), codes.DeadlineExceeded, "has not answered since")
-	refused(t, c.stats(v, "a"), codes.DeadlineExceeded, "has not answered since")
+	refused(t, c.publish(v, "c"), codes.DeadlineExceeded, "no response since")
+	refused(t, c.stats(v, "a"), codes.DeadlineExceeded, "no response since")
 	c.gone("b")
 	c.gone("c")
 	must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "b")))
@@ -169,7 +169,7 @@ func TestHealth(t *testing.T) {
 	done, log := make(chan error, 1), &logText{}
 	ctx, stop := context.WithCancel(t.Context())
 	go func() { done <- drive(ctx, cfg, newLogger(cfg, log)) }()
-	serving := regexp.MustCompile(`"serving health" http=(\S+)`)
+	serving := regexp.MustCompile(`"serving health[^"]*" http=(\S+)`)
 	for !serving.MatchString(log.String()) && len(done) == 0 {
 		runtime.Gosched()
 	}
@@ -197,8 +197,8 @@ func TestHealth(t *testing.T) {
 	must(t, <-done)
 }
 
-// What is busy when its volume is deleted goes when it is not busy any more, without
-// anybody asking.
+// What is busy when its volume is deleted is deleted when it is no longer busy, without
+// another call.
 func TestBusyTrash(t *testing.T) {
 	shares := newShares(t)
 	c := newCO(t, startLocal(t, shares), localClass)
@@ -216,8 +216,8 @@ func TestBusyTrash(t *testing.T) {
 	wantShare(t, share)
 }
 
-// The controller's own mounts: made, shared, and taken over from a process that died, but
-// not from one that lives.
+// The controller's own mounts are created, shared, and taken over from a process that
+// has exited, but not from a running one.
 func TestControllerMounts(t *testing.T) {
 	shares := newShares(t)
 	must(t, os.WriteFile(filepath.Join(shares, "a", "file"), nil, 0o600))
@@ -255,10 +255,10 @@ func TestControllerMounts(t *testing.T) {
 	must(t, m.Close())
 }
 
-// Whoever writes a pod names the server of an inline volume, and gets what -inline-exports
-// lists for that, by the way that it says: none by default, and those of the classes are
-// others. kubelet tells what is inline only if it is asked to (podInfoOnMount), but
-// names such volumes in a way of its own.
+// The author of a pod names the server of an inline volume, and can only use the exports
+// of -inline-exports, with the options there: none by default, and separate from those
+// of the classes. kubelet only marks inline volumes if it is configured to
+// (podInfoOnMount), but their IDs have a form of their own.
 func TestInlineVolumes(t *testing.T) {
 	shares := newShares(t)
 	kubelets := "csi-" + strings.Repeat("0a", 32)
@@ -295,7 +295,7 @@ func TestInlineVolumes(t *testing.T) {
 	})
 }
 
-// How a server is reached says the administrator's list, and not the pod.
+// The options to reach a server come from the administrator's list, not from the pod.
 func TestInlineOptions(t *testing.T) {
 	n := &nodeServer{inline: []export{{"nas", "/srv", "port=2050,sec=krb5p"}}}
 	ref, err := n.shareOf("csi-"+strings.Repeat("0a", 32), map[string]string{"server": "nas", "share": "/srv", "subDir": "x"}, nil)

@@ -10,15 +10,15 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 )
 
-// TestRules checks the driver as a program of its own, which is killed and started,
-// with a directory in the place of the server.
+// TestRules checks the driver as a separate process, which is killed and restarted, with
+// a directory in place of the server.
 func TestRules(t *testing.T) {
 	shares := newShares(t)
 	checkRules(t, localClass, 1<<20, "localdriver", "-exports", localExports)
 	wantShare(t, filepath.Join(shares, "a"))
 }
 
-// checkRules runs all rules of csitest for the driver that has this role.
+// checkRules runs all rules of csitest for a driver with this role.
 func checkRules(t *testing.T, class map[string]string, size int64, role string, args ...string) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "s"), 0o700))

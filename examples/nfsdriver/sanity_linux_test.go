@@ -52,8 +52,8 @@ func runSanity(t *testing.T, endpoint, server, share string) {
 	}
 }
 
-// notOffered says how many specs csi-sanity skips and why: capabilities that the driver
-// does not have. Nothing else may be skipped, and no spec is filtered out.
+// notOffered lists how many specs csi-sanity skips for which missing capability. No
+// others may be skipped, and no spec is filtered out.
 var notOffered = map[string]int{
 	"Controller Publish, UnpublishVolume not supported": 2,
 	"ControllerPublishVolume not supported":             7,

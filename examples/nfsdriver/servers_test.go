@@ -37,8 +37,8 @@ func (s *servers) row(t *testing.T, name string) serverRow {
 	return serverRow{}
 }
 
-// A server that hangs costs its callers their time once; then they are told at once,
-// others are not concerned, and it is used again when it answers.
+// A server that hangs delays its callers once; then their calls fail immediately, calls
+// for other servers are not affected, and it is used again when it responds.
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
@@ -52,17 +52,17 @@ func TestBreaker(t *testing.T) {
 		}
 		var parked interface{ Pending() <-chan struct{} }
 		if !errors.As(err, &parked) {
-			t.Errorf("the work goes on, and the error does not say so: %v", err)
+			t.Errorf("want a pending error: %v", err)
 		}
 		start = time.Now()
 		for range 3 {
 			_, err = s.Do(t.Context(), testExport, "create b", fine)
-			if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "has not answered since") || time.Since(start) != 0 {
+			if status.Code(err) != codes.DeadlineExceeded || !strings.Contains(err.Error(), "no response since") || time.Since(start) != 0 {
 				t.Errorf("while the breaker is open: %v after %v", err, time.Since(start))
 			}
 		}
 		if err := s.Allow("nas"); err == nil {
-			t.Error("statistics are asked for")
+			t.Error("statistics are requested")
 		}
 		if v, err := s.Do(t.Context(), export{Server: "other", Share: "/"}, "create b", fine); err != nil || v != "fine" {
 			t.Errorf("another server: %v, %v", v, err)
@@ -74,7 +74,7 @@ func TestBreaker(t *testing.T) {
 		if r := s.row(t, "nas"); r.Breaker != "half-open" {
 			t.Errorf("row is %+v", r)
 		}
-		// One tries, the others are refused meanwhile.
+		// One call is the trial, the others fail.
 		trial := make(chan error)
 		go func() {
 			_, err := s.Do(t.Context(), testExport, "create c", hung)
@@ -82,7 +82,7 @@ func TestBreaker(t *testing.T) {
 		}()
 		synctest.Wait()
 		if _, err := s.Do(t.Context(), testExport, "create b", fine); err == nil {
-			t.Error("two try at once")
+			t.Error("two concurrent trials")
 		}
 		<-trial
 		if r := s.row(t, "nas"); r.Breaker != "open" || r.Failures != 2 || r.Hanging != 2 {
@@ -107,7 +107,7 @@ func TestBreaker(t *testing.T) {
 	})
 }
 
-// What hung and returns closes the breaker, though nobody waits for it any more.
+// A blocked call that returns closes the breaker, even if its callers have returned.
 func TestBreakerClosedByLateAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
@@ -124,8 +124,8 @@ func TestBreakerClosedByLateAnswer(t *testing.T) {
 	})
 }
 
-// A long copy is no server that hangs: its callers are told to come again when their
-// own time is over, and the retry joins it.
+// A long copy does not count as a server that hangs: its callers get an error when their
+// deadline ends, and the retry joins it.
 func TestLongWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
@@ -160,30 +160,30 @@ func TestLongWork(t *testing.T) {
 	})
 }
 
-// Nobody there is found out before anything is asked that the kernel would wait for.
-func TestReach(t *testing.T) {
+// An unreachable server is detected before a call that would block in the kernel.
+func TestUnreachableServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
-		var asked []string
+		var dialled []string
 		var answer error
 		s.dial = func(_ context.Context, address string) error {
-			asked = append(asked, address)
+			dialled = append(dialled, address)
 			return answer
 		}
 		call := func() error {
 			_, err := s.Do(t.Context(), testExport, "x", func(*job) (any, error) { return nil, nil })
 			return err
 		}
-		if err := errors.Join(call(), call()); err != nil || len(asked) != 1 || asked[0] != "nas:2049" {
-			t.Errorf("%v, asked %v", err, asked)
+		if err := errors.Join(call(), call()); err != nil || len(dialled) != 1 || dialled[0] != "nas:2049" {
+			t.Errorf("%v, dialled %v", err, dialled)
 		}
 		time.Sleep(time.Minute) // it answered long ago
 		answer = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 		if err := call(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "nas:2049") || !strings.Contains(err.Error(), "refused") {
-			t.Errorf("nobody listens: %v", err)
+			t.Errorf("without a listener: %v", err)
 		}
-		if err := call(); status.Code(err) != codes.Unavailable || len(asked) != 2 {
-			t.Errorf("the breaker is not open: %v, asked %v", err, asked)
+		if err := call(); status.Code(err) != codes.Unavailable || len(dialled) != 2 {
+			t.Errorf("the breaker is not open: %v, dialled %v", err, dialled)
 		}
 		time.Sleep(minBackoff)
 		answer = nil
@@ -200,8 +200,8 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// A caller that leaves early proves nothing.
-func TestImpatientCaller(t *testing.T) {
+// A caller whose deadline ends early proves nothing about the server.
+func TestCallerWithShortDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
 		hang := make(chan struct{})
@@ -236,7 +236,7 @@ func TestImpatientCaller(t *testing.T) {
 	})
 }
 
-// breakerMeters keeps the callback that asks for the state.
+// breakerMeters keeps the callback that reads the state.
 type breakerMeters struct {
 	metricnoop.MeterProvider
 	ask metric.Callback
@@ -296,8 +296,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// A copy that gets on is an answer: the others need not wait for its end, which may be hours
-// away.
+// Progress of a copy counts as a response: other calls need not wait for its end,
+// possibly for hours.
 func TestBreakerClosedByProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testServers()
@@ -332,8 +332,8 @@ func TestBreakerClosedByProgress(t *testing.T) {
 	})
 }
 
-// A caller whose time is over before anything was asked has learnt nothing.
-func TestBreakerNoVerdict(t *testing.T) {
+// A call whose deadline ended before any request to the server proves nothing.
+func TestBreakerInconclusive(t *testing.T) {
 	s := newServer("nas")
 	s.report(false, &unanswered{server: "nas", err: errors.New("gone"), code: codes.DeadlineExceeded})
 	s.report(true, context.DeadlineExceeded)

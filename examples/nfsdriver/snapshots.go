@@ -72,7 +72,7 @@ func (b *dirBackend) snapshot(j *job, s *store, snap Snapshot, source volumeRef,
 }
 
 func (s *store) placeSnapshot(r snapshotRecord, key string) error {
-	return s.changing(func() error {
+	return s.withChangeLock(func() error {
 		dir, err := openDirectory(s.own, dirSnapshots)
 		if err != nil {
 			return err
@@ -137,7 +137,7 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 		return fail(op, id, "%w: the export %s is not one of -exports; nothing is changed", errRefused, ref.export)
 	}
 	_, err = withStore(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
-		if err := s.begin(); err != nil {
+		if err := s.openLocked(); err != nil {
 			return nil, err
 		}
 		return nil, s.deleteSnapshotByID(id, path.Join(dirSnapshots, ref.Key))
@@ -155,7 +155,7 @@ func (b *dirBackend) DeleteSnapshot(ctx context.Context, id string) error {
 // deleteSnapshotByID is deleteByID for a snapshot.
 func (s *store) deleteSnapshotByID(id, key string) error {
 	meant := false
-	err := s.changing(func() error {
+	err := s.withChangeLock(func() error {
 		r, err := s.readSnapshot(key + extRecord)
 		begun := errors.Is(err, errNotFound)
 		if begun {
@@ -232,7 +232,7 @@ func (s *store) snapshotByID(id, key string) (snapshotRecord, error) {
 // fill creates a directory in tmp, empty or as a copy of a volume or snapshot, and
 // returns its inode number, and a copy's point in time. It resumes an interrupted attempt.
 func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, progress func(files, bytes int64)) (inode uint64, at time.Time, err error) {
-	err = s.changing(func() error { // so that tidy does not take it for orphaned from here on
+	err = s.withChangeLock(func() error { // so that tidy does not take it for orphaned from here on
 		if err := ignoreExisting(s.own.Mkdir(temp, 0o700)); err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func (s *store) fill(temp, sourceID string, inUse bool, a access, x *exports, pr
 	} else if at, err = s.copyInto(temp, sourceID, inUse, x, progress); err != nil {
 		return 0, at, err
 	}
-	if err := s.allow(data, a); err != nil {
+	if err := s.setAccess(data, a); err != nil {
 		return 0, at, err
 	}
 	if err := errors.Join(syncDir(s.own, data), syncDir(s.own, temp)); err != nil {
@@ -323,9 +323,9 @@ func (s *store) progressOf(j *job, temp string) func(files, bytes int64) {
 	}
 }
 
-// allow sets owner, group and mode of a directory, as far as they are given. The owner
+// setAccess sets owner, group and mode of a directory, as far as they are given. The owner
 // comes first, because changing it clears set-group-ID.
-func (s *store) allow(name string, a access) error {
+func (s *store) setAccess(name string, a access) error {
 	if a.Owner != nil || a.Group != nil {
 		id := func(v *uint32) int {
 			if v == nil {
@@ -435,7 +435,7 @@ func (s *store) useSource(id string, x *exports, fn func(origin) error) error {
 		return fmt.Errorf("%w: the source is on server %s, and copies between servers are not supported; use a class with that server", errInvalid, from.Server)
 	}
 	return x.Use(from, func(src *store) error {
-		if err := src.begin(); err != nil {
+		if err := src.openLocked(); err != nil {
 			return fmt.Errorf("source %q: %w", id, err)
 		}
 		in, err := open(src)

@@ -183,8 +183,8 @@ func (s *store) openLock() (*os.File, error) {
 	return nil, err
 }
 
-// begin is open for calls that change something: it also acquires the lock.
-func (s *store) begin() error {
+// openLocked is open for calls that change something: it also acquires the lock.
+func (s *store) openLocked() error {
 	if err := s.open(); err != nil {
 		return err
 	}
@@ -246,10 +246,10 @@ func (s *store) open() error {
 	return nil
 }
 
-// create is begin for calls that create something: it also creates the driver's
+// create is openLocked for calls that create something: it also creates the driver's
 // directory, the marker last.
 func (s *store) create() error {
-	err := s.begin()
+	err := s.openLocked()
 	if !errors.Is(err, errNotFound) {
 		return err
 	}
@@ -285,14 +285,14 @@ func (s *store) create() error {
 	if err := errors.Join(syncDir(own, "."), syncDir(s.root, ".")); err != nil {
 		return err
 	}
-	return s.begin()
+	return s.openLocked()
 }
 
 // where returns a path for error messages.
 func (s *store) where(parts ...string) string { return s.source(path.Join(parts...)) }
 
-// changing runs fn with change held.
-func (s *store) changing(fn func() error) error {
+// withChangeLock runs fn with change held.
+func (s *store) withChangeLock(fn func() error) error {
 	s.change.Lock()
 	defer s.change.Unlock()
 	return fn()

@@ -13,8 +13,8 @@ import (
 	"github.com/csikit/csikit/csitest/nfsd"
 )
 
-// TestRulesTorture kills the driver at random moments under a mix of all RPCs, and looks at
-// what is left of the share: 40 times, or 500 with CSIKIT_TORTURE=1.
+// TestRulesTorture kills the driver at random times under a mix of all RPCs, and checks
+// what is left on the share: 40 times, or 500 with CSIKIT_TORTURE=1.
 func TestRulesTorture(t *testing.T) {
 	shares := newShares(t)
 	tortureRules(t, localClass, "localdriver", "-exports", localExports)

@@ -148,7 +148,7 @@ func within(dir *os.Root, name string, fn func(*os.Root) error) error {
 func (s *store) tidy() error {
 	var errs []error
 	finish := map[string]func(key string) error{
-		dirVolumes:   func(key string) error { return s.changing(func() error { return s.finishDelete(key) }) },
+		dirVolumes:   func(key string) error { return s.withChangeLock(func() error { return s.finishDelete(key) }) },
 		dirSnapshots: func(key string) error { return s.finishDeleteSnapshot(path.Join(dirSnapshots, key)) },
 	}
 	for dir, finish := range finish {
@@ -179,7 +179,7 @@ func (s *store) tidy() error {
 		}
 	}
 	for name := range abandoned {
-		errs = append(errs, s.changing(func() error { // see fill
+		errs = append(errs, s.withChangeLock(func() error { // see fill
 			info, err := s.own.Lstat(name)
 			if err != nil || time.Since(info.ModTime()) <= abandonedAfter {
 				return ignoreMissing(err)
@@ -311,7 +311,7 @@ func (b *dirBackend) cleaned(e export, again chan struct{}) bool {
 
 func (b *dirBackend) cleanOnce(e export) error {
 	_, err := withStore(context.Background(), b, e, "clean "+e.String(), func(j *job, s *store) (any, error) {
-		if err := s.begin(); err != nil {
+		if err := s.openLocked(); err != nil {
 			return nil, err
 		}
 		return nil, errors.Join(s.tidy(), s.emptyTrash(j))

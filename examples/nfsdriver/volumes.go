@@ -237,7 +237,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 			err = b.discard(s, temp, err)
 		}
 	}()
-	if err := s.changing(func() error { return s.checkPlace(spec) }); err != nil { // before anything is copied
+	if err := s.withChangeLock(func() error { return s.checkPlace(spec) }); err != nil { // before anything is copied
 		return volumeRecord{}, err
 	}
 	var content int64
@@ -267,7 +267,7 @@ func (b *dirBackend) make(j *job, s *store, spec VolumeSpec) (r volumeRecord, er
 	if err != nil {
 		return r, err
 	}
-	err = s.changing(func() error {
+	err = s.withChangeLock(func() error {
 		if err := s.checkPlace(spec); err != nil {
 			return err
 		}
@@ -303,7 +303,7 @@ func (s *share) claimTemp(temp string) (done func(), err error) {
 // the trash, unless it is the directory of that volume and still to be moved.
 func (b *dirBackend) useExisting(s *store, temp, key string) (r volumeRecord, err error) {
 	defer b.clean(s.export)
-	err = s.changing(func() error {
+	err = s.withChangeLock(func() error {
 		if r, err = s.readVolume(key); err != nil {
 			return err
 		}
@@ -323,7 +323,7 @@ func (b *dirBackend) useExisting(s *store, temp, key string) (r volumeRecord, er
 // placeVolume moves a volume to its final path, or checks that it is there.
 func (s *store) placeVolume(r volumeRecord) error {
 	subDir := r.ref().SubDir
-	return s.changing(func() error {
+	return s.withChangeLock(func() error {
 		if err := s.notInside(subDir); err != nil {
 			return err
 		}
@@ -444,10 +444,10 @@ func (b *dirBackend) DeleteVolume(ctx context.Context, id string) error {
 		return fail(op, id, "%w: the export %s is not one of -exports; nothing is changed", errRefused, ref.export)
 	}
 	_, err = withStore(ctx, b, ref.export, op+" "+id, func(_ *job, s *store) (any, error) {
-		if err := s.begin(); err != nil {
+		if err := s.openLocked(); err != nil {
 			return nil, err
 		}
-		return nil, s.changing(func() error { return s.deleteByID(id, ref.key()) })
+		return nil, s.withChangeLock(func() error { return s.deleteByID(id, ref.key()) })
 	})
 	if errors.Is(err, errNotFound) {
 		return nil

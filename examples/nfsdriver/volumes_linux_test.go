@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// newController is a controller on a directory, without a server around it, for calls by
+// newController returns a controller on a directory, without a gRPC server, for calls by
 // c. It needs no privilege.
 func newLocalController(t *testing.T, known ...export) (c *co, share string) {
 	t.Helper()
@@ -81,8 +81,8 @@ func TestCreateVolume(t *testing.T) {
 		{"pvc-1", []string{paramPermissions, "0700"}, "mountPermissions"},
 		{"pvc-1", []string{paramSubDir, "elsewhere"}, `parameters["subDir"]`},
 		{"pvc-1", []string{"volume", v.GetVolumeId()}, "source"},
-		{"pvc-3", []string{paramSubDir, "pvc-1"}, `name: volume has "pvc-1"`},
-		{"pvc-3", []string{paramSubDir, "pvc-1/inside"}, "inside of volume"},
+		{"pvc-3", []string{paramSubDir, "pvc-1"}, `name: the volume has "pvc-1"`},
+		{"pvc-3", []string{paramSubDir, "pvc-1/inside"}, "inside volume"},
 		{"pvc-3", []string{paramSubDir, "team"}, "not a volume of this driver"},
 		{"pvc-3", []string{paramSubDir, "team/pvc-2", paramOnDelete, "retain"}, "name"},
 	} {
@@ -92,13 +92,14 @@ func TestCreateVolume(t *testing.T) {
 	_, err := c.create("pvc-3", "volume", "vol1#nas#/srv#none#ABCDEFGHIJKLM#delete")
 	refused(t, err, codes.NotFound, "none")
 	_, err = c.create("pvc-3", "volume", "vol1#other#/srv#pvc-1#ABCDEFGHIJKLM#delete")
-	refused(t, err, codes.InvalidArgument, "copies on one server")
+	refused(t, err, codes.InvalidArgument, "copies between servers")
 	_, err = c.create("pvc-3", paramShare, "/no-such-share")
 	refused(t, err, codes.FailedPrecondition, "/no-such-share")
 	wantShare(t, share, "pvc-1", "team")
 }
 
-// Somebody's files are nobody's volume (kubernetes-csi/csi-driver-nfs#1241).
+// Files that the driver did not create are not a volume
+// (kubernetes-csi/csi-driver-nfs#1241).
 func TestForeignFilesAreSafe(t *testing.T) {
 	c, share := newLocalController(t)
 	outside := filepath.Join(filepath.Dir(share), "outside")
@@ -118,7 +119,7 @@ func TestForeignFilesAreSafe(t *testing.T) {
 			t.Errorf("%s leads out of the share", subDir)
 		}
 	}
-	// IDs that lead there, of volumes that are none.
+	// IDs that refer to them, but not to a volume.
 	for _, subDir := range []string{"mine", "absolute", "relative", "link", "absolute/file", "mine/file"} {
 		for _, how := range []string{"delete", "archive"} {
 			must(t, c.delete("vol1#nas#/srv#"+subDir+"#ABCDEFGHIJKLM#"+how))
@@ -135,8 +136,8 @@ func TestForeignFilesAreSafe(t *testing.T) {
 	}
 }
 
-// kubernetes-csi/csi-driver-nfs#855: a parent that was to be empty took all other
-// volumes with it.
+// kubernetes-csi/csi-driver-nfs#855: deleting a supposedly empty parent deleted all
+// other volumes in it.
 func TestDeleteVolume(t *testing.T) {
 	c, share := newLocalController(t)
 	write := func(subDir string) {
@@ -158,7 +159,7 @@ func TestDeleteVolume(t *testing.T) {
 		strings.Replace(arc.GetVolumeId(), "#archive", "#delete", 1),
 		del.GetVolumeId() + "#port=2050",
 	} {
-		refused(t, c.delete(id), codes.FailedPrecondition, "nothing is touched")
+		refused(t, c.delete(id), codes.FailedPrecondition, "nothing is changed")
 	}
 	for _, v := range []*csi.Volume{del, ret, arc, del, ret, arc} {
 		must(t, c.delete(v.GetVolumeId()))
@@ -167,7 +168,7 @@ func TestDeleteVolume(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(share, "x/y")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the parent that is empty stays: %v", err)
 	}
-	// What was retained is nobody's volume any more, and what was archived is kept.
+	// A retained directory is no longer a volume, and an archived one is kept.
 	_, err := c.create("ret", paramOnDelete, "retain")
 	refused(t, err, codes.AlreadyExists, "not a volume of this driver")
 	arc = c.mustCreate("arc", paramOnDelete, "archive", paramSubDir, "x/arc")
@@ -179,7 +180,7 @@ func TestDeleteVolume(t *testing.T) {
 	must(t, os.Chmod(filepath.Join(share, "x/archived-arc.2/a/b"), 0o700))
 }
 
-// wantShareFiles compares all regular files outside of the driver's directory.
+// wantShareFiles compares all regular files outside the driver's directory.
 func wantShareFiles(t *testing.T, share string, want ...string) {
 	t.Helper()
 	left := map[string]bool{}
@@ -205,7 +206,7 @@ func wantShareFiles(t *testing.T, share string, want ...string) {
 	}
 }
 
-// A directory in the place of the one that the driver made is not deleted.
+// A directory in place of the one that the driver created is not deleted.
 func TestReplacedDirectory(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -213,17 +214,17 @@ func TestReplacedDirectory(t *testing.T) {
 	must(t, os.Rename(dir, dir+".old"))
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
-	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, c.delete(v.GetVolumeId()), codes.FailedPrecondition, "is not the directory that the driver created")
 	_, err := c.create("pvc-1")
-	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver created")
 	_, err = c.snapshot("snap", v.GetVolumeId())
-	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver made")
+	refused(t, err, codes.FailedPrecondition, "is not the directory that the driver created")
 	must(t, os.RemoveAll(dir))
 	must(t, os.Symlink("pvc-1.old", dir))
 	refused(t, c.delete(v.GetVolumeId()), codes.DataLoss, "is not a directory")
 	must(t, os.Remove(dir))
 	_, err = c.create("pvc-1")
-	refused(t, err, codes.DataLoss, "is gone")
+	refused(t, err, codes.DataLoss, "is missing")
 	must(t, c.delete(v.GetVolumeId()))
 	must(t, os.Remove(dir+".old"))
 	wantShare(t, share)
@@ -253,7 +254,7 @@ func TestDamagedStore(t *testing.T) {
 	}
 }
 
-// Many who want one place: one gets it.
+// Of many concurrent requests for one directory, one succeeds.
 func TestConcurrentCreates(t *testing.T) {
 	c, share := newLocalController(t)
 	var all sync.WaitGroup
@@ -278,8 +279,8 @@ func TestConcurrentCreates(t *testing.T) {
 	wantShare(t, share, "one")
 }
 
-// Requests of one name that want different things: what one has made, the others do not throw
-// away.
+// Concurrent requests with one name and different parameters do not delete each other's
+// results.
 func TestConcurrentCreatesOfOneName(t *testing.T) {
 	c, share := newLocalController(t)
 	for range 10 {
@@ -302,8 +303,9 @@ func TestConcurrentCreatesOfOneName(t *testing.T) {
 	}
 }
 
-// A copy that nobody waits for any more goes on, and the next request of its name may want
-// something else, because the class was made anew: it does not work in the same directory.
+// A copy continues after its callers have returned, and the next request with its name
+// may have other parameters, because the class was recreated: it does not use the same
+// directory.
 func TestOneCopyAtATime(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -323,7 +325,7 @@ func TestOneCopyAtATime(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	_, err := c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
-	refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
+	refused(t, err, codes.Aborted, "an earlier request with this name and other properties is in flight")
 	j.mu.Unlock()
 	must(t, <-made)
 	_, err = c.create("pvc-2", "volume", v.GetVolumeId(), paramPermissions, "0700")
@@ -333,7 +335,7 @@ func TestOneCopyAtATime(t *testing.T) {
 	wantShare(t, share)
 }
 
-// So it is for a snapshot whose first request nobody waits for any more.
+// The same for a snapshot whose first caller has returned.
 func TestOneSnapshotAtATime(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -341,7 +343,7 @@ func TestOneSnapshotAtATime(t *testing.T) {
 		done, err := s.claimTemp(tempOf("snapshot", "snap", "", v.GetVolumeId()))
 		must(t, err)
 		_, err = c.snapshot("snap", v.GetVolumeId())
-		refused(t, err, codes.Aborted, "an earlier request of this name, with other properties, is not finished")
+		refused(t, err, codes.Aborted, "an earlier request with this name and other properties is in flight")
 		done()
 		return nil
 	}))
@@ -350,7 +352,7 @@ func TestOneSnapshotAtATime(t *testing.T) {
 	wantShare(t, share)
 }
 
-// A volume is never inside of another one, also when both are made at once.
+// A volume is never inside another one, even if both are created concurrently.
 func TestConcurrentNestedCreates(t *testing.T) {
 	c, share := newLocalController(t)
 	for i := range 50 {
@@ -376,8 +378,8 @@ func TestConcurrentNestedCreates(t *testing.T) {
 	}
 }
 
-// Who may write beside volumes, in a directory of a PersistentVolume made by hand, must
-// not lead the driver elsewhere by a link.
+// Pods that can write to the parent directories, through a PersistentVolume created by
+// hand, must not redirect the driver by a link.
 func TestLinkedParents(t *testing.T) {
 	c, share := newLocalController(t)
 	c.mustCreate("pvc-1")
@@ -435,9 +437,9 @@ func TestSnapshots(t *testing.T) {
 func (c *co) controllerServer() *controller { return c.controller.(direct).to }
 func (c *co) backend() *dirBackend          { return c.controllerServer().backend.(*dirBackend) }
 
-// A source that is deleted while it is copied, by another process say, makes no copy: what
-// was deleted before its turn came would be missing in it.
-func TestSourceDeletedMeanwhile(t *testing.T) {
+// A source that is deleted during the copy, for example by another process, is an error:
+// the copy would be incomplete.
+func TestSourceDeletedDuringCopy(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
 	for i := range 10 {
@@ -470,9 +472,9 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 	wantShare(t, share)
 }
 
-// What is deleted between the reading of its record and the look at its directory is not
-// damaged, and does not get the directories back that it was in.
-func TestDeletedThisMoment(t *testing.T) {
+// A volume that is deleted between reading its record and checking its directory is not
+// reported as damaged, and its parents are not created again.
+func TestDeletedConcurrently(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1", paramSubDir, "a/b/pvc-1")
 	id, err := c.snapshot("snap", v.GetVolumeId())
@@ -483,15 +485,15 @@ func TestDeletedThisMoment(t *testing.T) {
 		volume, err1 := s.readVolume(digest("a/b/pvc-1"))
 		snapshot, err2 := s.readSnapshot(key + extRecord)
 		must(t, errors.Join(err1, err2, c.delete(v.GetVolumeId()), c.deleteSnapshot(id)))
-		refused(t, fail("", "", "%w", s.placeVolume(volume)), codes.Aborted, "it was deleted this moment")
-		refused(t, fail("", "", "%w", s.placeSnapshot(snapshot, key)), codes.Aborted, "it was deleted this moment")
+		refused(t, fail("", "", "%w", s.placeVolume(volume)), codes.Aborted, "it was deleted concurrently")
+		refused(t, fail("", "", "%w", s.placeSnapshot(snapshot, key)), codes.Aborted, "it was deleted concurrently")
 		return nil
 	}))
 	wantShare(t, share)
 }
 
-// An attempt that was cut off is not gone on with if the volume's directory is another one
-// meanwhile: it was restored from a backup.
+// An interrupted attempt is not resumed if the volume's directory is another one by now,
+// restored from a backup.
 func TestSourceReplaced(t *testing.T) {
 	c, share := newLocalController(t)
 	at := time.Unix(1, 0) // as of files from an archive
@@ -530,8 +532,8 @@ func TestSourceReplaced(t *testing.T) {
 	wantShare(t, share)
 }
 
-// What was made anew has an ID of its own: calls that come late, for what was deleted, find
-// nothing, and delete nothing.
+// A recreated volume has a new ID: late calls for the deleted one find nothing, and
+// delete nothing.
 func TestLateCalls(t *testing.T) {
 	c, share := newLocalController(t)
 	for _, tt := range []struct{ subDir, how string }{{"pvc-1", "delete"}, {"x/pvc-1", "archive"}, {strings.Repeat("long/", 20) + "pvc-1", "delete"}} {
@@ -573,7 +575,7 @@ func TestLateCalls(t *testing.T) {
 	refused(t, err, codes.NotFound, "")
 	_, err = c.controllerServer().GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: ids[0]})
 	refused(t, err, codes.NotFound, "")
-	refused(t, c.deleteSnapshot(ids[1]+"#port=2050"), codes.FailedPrecondition, "nothing is touched")
+	refused(t, c.deleteSnapshot(ids[1]+"#port=2050"), codes.FailedPrecondition, "nothing is changed")
 	_, err = c.create("restored", "snapshot", ids[1]+"#port=2050")
 	refused(t, err, codes.NotFound, "")
 	restored := c.mustCreate("restored", "snapshot", ids[1])
@@ -581,7 +583,8 @@ func TestLateCalls(t *testing.T) {
 	wantShare(t, share)
 }
 
-// A deletion that was cut off is gone on with by its own ID, and never hits a successor.
+// An interrupted deletion is only resumed by its own ID, and never deletes a newer
+// volume.
 func TestLateDeletion(t *testing.T) {
 	c, share := newLocalController(t, testExport)
 	own := filepath.Join(share, storeName)
@@ -598,8 +601,8 @@ func TestLateDeletion(t *testing.T) {
 		wantShareFiles(t, share, "pvc-1/file")
 	}
 
-	// Both, as they are after a server lost that the first one was removed: the inode numbers
-	// are those of the successors.
+	// Both exist, as after a server lost the removal of the first one: the inode numbers are
+	// those of the newer volumes.
 	for _, record := range []string{volume, snap} {
 		must(t, os.Link(record+extRecord, record+extDeleting))
 	}
@@ -614,16 +617,16 @@ func TestLateDeletion(t *testing.T) {
 	}
 	kept()
 
-	// One that began. It is the driver's to finish, and not another ID's.
+	// A deletion that has begun is completed by the driver, not by a call with another ID.
 	for _, record := range []string{volume, snap} {
 		must(t, os.Rename(record+extRecord, record+extDeleting))
 	}
 	must(t, c.backend().exports.Use(testExport, func(s *store) error {
-		must(t, s.begin())
-		must(t, s.changing(func() error { return s.deleteByID(other(v.GetVolumeId()), digest("pvc-1")) }))
+		must(t, s.openLocked())
+		must(t, s.withChangeLock(func() error { return s.deleteByID(other(v.GetVolumeId()), digest("pvc-1")) }))
 		must(t, s.deleteSnapshotByID(other(id), path.Join(dirSnapshots, digest("snap"))))
 		retained := strings.Replace(v.GetVolumeId(), "#delete", "#retain", 1)
-		if err := s.changing(func() error { return s.deleteByID(retained, digest("pvc-1")) }); !errors.Is(err, errRefused) {
+		if err := s.withChangeLock(func() error { return s.deleteByID(retained, digest("pvc-1")) }); !errors.Is(err, errRefused) {
 			t.Errorf("with an ID that was changed: %v", err)
 		}
 		return nil
@@ -678,8 +681,8 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// A call that joins an earlier one is not told what that one found: it may be older than what
-// was answered since.
+// A call that joins an earlier one does not return that one's result, which may predate
+// a change that was reported since.
 func TestJoinedReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _ := newLocalController(t, testExport)
@@ -728,16 +731,16 @@ func TestExpandVolume(t *testing.T) {
 		}
 	}
 	_, err := c.expand(v.GetVolumeId(), 0, 5)
-	refused(t, err, codes.OutOfRange, "at most 5")
+	refused(t, err, codes.OutOfRange, "the limit is 5")
 	_, err = c.expand(v.GetVolumeId(), 1<<60, 0)
-	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
+	refused(t, err, codes.OutOfRange, "the size of nas:/srv is")
 	_, err = c.expand("vol1#nas#/srv#none#ABCDEFGHIJKLM#delete", 1, 0)
 	refused(t, err, codes.NotFound, "none")
 	_, err = c.create("huge", "size", "1152921504606846976")
-	refused(t, err, codes.OutOfRange, "all of nas:/srv has")
+	refused(t, err, codes.OutOfRange, "the size of nas:/srv is")
 }
 
-// What a killed process left is finished at the next start, without anybody asking.
+// An interrupted operation is completed at the next start, without another call.
 func TestRecover(t *testing.T) {
 	c, share := newLocalController(t)
 	v := c.mustCreate("pvc-1")
@@ -766,7 +769,8 @@ func TestRecover(t *testing.T) {
 	must(t, c.delete(v.GetVolumeId()))
 }
 
-// Stale handles, as after the server's file system was replaced, are opened again.
+// After ESTALE, as when the server's file system was replaced, the export is opened
+// again.
 func TestStaleHandles(t *testing.T) {
 	mounts := newCountingMounts(t)
 	x := newExports(mounts, 0, slog.New(slog.DiscardHandler))
@@ -806,7 +810,7 @@ func (m *countingMounts) Mount(e export) (*os.Root, error) {
 	return m.localDirs.Mount(e)
 }
 
-// One mount for all who use an export at once, and none when they have gone.
+// Concurrent users of an export share one mount, which is unmounted when they are done.
 func TestSharedMount(t *testing.T) {
 	mounts := newCountingMounts(t)
 	x := newExports(mounts, time.Hour, slog.New(slog.DiscardHandler))
@@ -838,7 +842,7 @@ func newCountingMounts(t *testing.T) *countingMounts {
 	return mounts
 }
 
-// A timer that fires late does not take the mount of those who came meanwhile.
+// A timer that fires late does not unmount the mount of later users.
 func TestLateTimer(t *testing.T) {
 	mounts := newCountingMounts(t)
 	x := newExports(mounts, time.Hour, slog.New(slog.DiscardHandler))
@@ -857,7 +861,7 @@ func TestLateTimer(t *testing.T) {
 	}))
 }
 
-// What is busy is unmounted later.
+// A busy mount is unmounted later.
 func TestBusyMount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mounts := newCountingMounts(t)
@@ -872,7 +876,7 @@ func TestBusyMount(t *testing.T) {
 	})
 }
 
-// Work that panics does not stay a user.
+// A call that panics does not remain counted as a user.
 func TestPanic(t *testing.T) {
 	x := newExports(newCountingMounts(t), time.Hour, slog.New(slog.DiscardHandler))
 	defer x.Close()
@@ -885,8 +889,8 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// The driver works in what is mounted, and never in the directory that waits for it, on
-// the disk of its own machine.
+// The driver works in the mounted export, and never in the mount point below it, on the
+// local disk.
 func TestNotMounted(t *testing.T) {
 	gate.UserNS(t)
 	dir := t.TempDir()
@@ -970,7 +974,7 @@ func TestLongSubDir(t *testing.T) {
 	refused(t, err, codes.InvalidArgument, "1000")
 }
 
-// deepen makes directories one in the other, as a pod can by chdir.
+// deepen nests n directories, even deeper than PATH_MAX, as a pod can with chdir(2).
 func deepen(t *testing.T, dir string, n int) {
 	t.Helper()
 	f, err := os.Open(dir)
@@ -984,8 +988,8 @@ func deepen(t *testing.T, dir string, n int) {
 	must(t, f.Close())
 }
 
-// However deep a pod nested its directories, deleting them costs the driver no more
-// descriptors and no more stack than others, and a copy is refused for good.
+// However deeply a pod nested its directories, deleting them needs a bounded number of
+// descriptors and a bounded stack, and a copy is refused with a final error.
 func TestDeepTree(t *testing.T) {
 	c, share := newLocalController(t)
 	var old unix.Rlimit
@@ -1000,8 +1004,8 @@ func TestDeepTree(t *testing.T) {
 	wantShare(t, share)
 }
 
-// What was made, and only not moved to its place before the driver was killed, is not
-// taken for abandoned: a volume, or a snapshot, is what has a record.
+// A volume or snapshot with a record that was not moved to its final path before the
+// driver was killed is not orphaned.
 func TestTidyKeepsWhatHasARecord(t *testing.T) {
 	c, share := newLocalController(t, testExport)
 	v := c.mustCreate("pvc-1")
@@ -1030,7 +1034,7 @@ func TestTidyKeepsWhatHasARecord(t *testing.T) {
 	wantShare(t, share)
 }
 
-// A server that hangs does not hold the end of the process.
+// A server that hangs does not block the exit of the process.
 func TestCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mounts := &hangingMounts{countingMounts: newCountingMounts(t), hang: make(chan struct{})}

@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	bootTime = 5 * time.Minute  // for a boot; 10 s are usual
-	lookTime = 20 * time.Second // for the guest to say in what state it is
-	grace    = 10 * time.Second // for tests that are told to end
+	bootTimeout  = 5 * time.Minute  // a boot usually takes 10 s
+	stateTimeout = 20 * time.Second // to collect the state of a guest that hangs
+	quitTimeout  = 10 * time.Second // for tests to exit after SIGQUIT
 )
 
 // A guest is a virtual machine.
@@ -28,10 +28,10 @@ type guest struct {
 	console *line // of the kernel
 	monitor *line // of qemu
 	tests   *line // a shell, which runs tests
-	look    *line // another one, which looks at what hangs
+	debug   *line // another one, to collect the state of a guest that hangs
 }
 
-// prepare makes the directory that a kernel boots from.
+// prepare creates the directory that a kernel boots from.
 func prepare(ctx context.Context, c config, kernel string) (string, error) {
 	dir, err := os.MkdirTemp(c.workdir, "linux")
 	if err != nil {
@@ -42,11 +42,11 @@ func prepare(ctx context.Context, c config, kernel string) (string, error) {
 	return dir, cmd.Run()
 }
 
-// qemu is the command of every guest. The last words for the kernel are append.
+// qemu returns the command for a guest. appended is added to the kernel's command line.
 func qemu(ctx context.Context, c config, dir, appended string, more ...string) *exec.Cmd {
 	args := []string{
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-accel", "tcg", "-cpu", "max", "-m", "3G", // one CPU: of two, one runs into what the other patches in the kernel's text (Oops: int3)
+		"-accel", "tcg", "-cpu", "max", "-m", "3G", // one CPU: with two, one executes kernel text that the other is patching (Oops: int3)
 		"-kernel", filepath.Join(dir, "vmlinuz"), "-initrd", filepath.Join(dir, "initrd"),
 		"-append", "console=ttyS0 panic=-1 sysrq_always_enabled quiet " + appended,
 	}
@@ -58,7 +58,7 @@ func qemu(ctx context.Context, c config, dir, appended string, more ...string) *
 	return cmd
 }
 
-// runShell gives the terminal to a guest.
+// runShell connects the terminal to a guest.
 func runShell(ctx context.Context, c config) error {
 	dir, err := prepare(ctx, c, c.kernels[0])
 	if err != nil {
@@ -69,7 +69,7 @@ func runShell(ctx context.Context, c config) error {
 	return cmd.Run()
 }
 
-// boot starts a guest and returns when it takes commands.
+// boot starts a guest and returns when it accepts commands.
 func boot(ctx context.Context, c config, kernel string) (*guest, error) {
 	start := time.Now()
 	dir, err := prepare(ctx, c, kernel)
@@ -82,9 +82,9 @@ func boot(ctx context.Context, c config, kernel string) (*guest, error) {
 		"-chardev", "socket,id=monitor,fd=4", "-mon", "chardev=monitor",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=tests,fd=5", "-device", "virtserialport,chardev=tests,nr=1",
-		"-chardev", "socket,id=look,fd=6", "-device", "virtserialport,chardev=look,nr=2")
+		"-chardev", "socket,id=debug,fd=6", "-device", "virtserialport,chardev=debug,nr=2")
 	g.qemu.Stderr = os.Stderr
-	for _, l := range []**line{&g.console, &g.monitor, &g.tests, &g.look} {
+	for _, l := range []**line{&g.console, &g.monitor, &g.tests, &g.debug} {
 		var theirs *os.File
 		if *l, theirs, err = newLine(); err != nil {
 			return nil, err
@@ -93,14 +93,14 @@ func boot(ctx context.Context, c config, kernel string) (*guest, error) {
 		g.qemu.ExtraFiles = append(g.qemu.ExtraFiles, theirs)
 	}
 	if err := g.qemu.Start(); err != nil {
-		return nil, fmt.Errorf("%w: hack/tools.sh vm installs it", err)
+		return nil, fmt.Errorf("%w: install it with hack/tools.sh vm", err)
 	}
 	go func() { g.qemu.Wait(); close(g.exited) }()
 	for _, l := range []*line{g.console, g.monitor} {
 		go l.keep()
 	}
 	var version strings.Builder
-	if _, err := g.tests.command(ctx, "uname -r; cut -d' ' -f1 /proc/uptime", bootTime, func(s string) { version.WriteString(s + " ") }); err != nil {
+	if _, err := g.tests.command(ctx, "uname -r; cut -d' ' -f1 /proc/uptime", bootTimeout, func(s string) { version.WriteString(s + " ") }); err != nil {
 		fmt.Println(g.console.kept())
 		g.kill()
 		return nil, fmt.Errorf("boot: %w", err)
@@ -113,7 +113,7 @@ func boot(ctx context.Context, c config, kernel string) (*guest, error) {
 func (g *guest) kill() {
 	g.qemu.Process.Kill()
 	<-g.exited
-	for _, l := range []*line{g.console, g.monitor, g.tests, g.look} {
+	for _, l := range []*line{g.console, g.monitor, g.tests, g.debug} {
 		l.conn.Close()
 	}
 }
@@ -122,12 +122,12 @@ func (g *guest) say(format string, args ...any) {
 	fmt.Printf("%-5s "+format+"\n", append([]any{g.kernel}, args...)...)
 }
 
-// run runs a job. A guest in which it hangs is not sound any more.
-func (g *guest) run(ctx context.Context, j job) (r result, sound bool) {
-	r = result{job: j, kernel: g.kernel, verdict: "ok"}
+// run runs a job. A guest in which it hangs is no longer usable.
+func (g *guest) run(ctx context.Context, j job) (r result, usable bool) {
+	r = result{job: j, kernel: g.kernel, outcome: "ok"}
 	dir, err := filepath.Abs(j.pkg)
 	if err != nil {
-		r.verdict = err.Error()
+		r.outcome = err.Error()
 		return r, true
 	}
 	binary := j.binary("/mnt/work")
@@ -138,9 +138,9 @@ func (g *guest) run(ctx context.Context, j job) (r result, sound bool) {
 	start := time.Now()
 	each := func(s string) {
 		output = append(output, s)
-		verdict, rest, found := strings.Cut(strings.TrimPrefix(s, "--- "), ": ")
+		outcome, rest, found := strings.Cut(strings.TrimPrefix(s, "--- "), ": ")
 		if strings.HasPrefix(s, "--- ") && found {
-			switch verdict {
+			switch outcome {
 			case "PASS":
 				r.passed++
 			case "FAIL":
@@ -149,7 +149,7 @@ func (g *guest) run(ctx context.Context, j job) (r result, sound bool) {
 				r.skipped++
 			}
 			if !g.verbose {
-				g.say("%s %s", verdict, rest)
+				g.say("%s %s", outcome, rest)
 			}
 		}
 		if g.verbose || strings.HasPrefix(s, "# ") {
@@ -160,37 +160,37 @@ func (g *guest) run(ctx context.Context, j job) (r result, sound bool) {
 	r.took = time.Since(start)
 	switch {
 	case err != nil:
-		r.verdict = err.Error()
+		r.outcome = err.Error()
 	case status != 0:
-		r.verdict = fmt.Sprintf("exit status %d", status)
+		r.outcome = fmt.Sprintf("exit status %d", status)
 	case r.passed == 0:
-		r.verdict = "no tests were run"
+		r.outcome = "no tests were run"
 	}
-	if r.verdict != "ok" && !g.verbose {
+	if r.outcome != "ok" && !g.verbose {
 		fmt.Println(strings.Join(output, "\n"))
 	}
 	if err != nil && ctx.Err() == nil {
 		g.printState(ctx)
-		// A Go program says what its goroutines do.
-		g.look.command(ctx, "pkill -QUIT -f '[.]test -test'", lookTime, func(string) {})
-		g.tests.rest(grace, func(s string) { fmt.Println(s) })
+		// A Go program prints the stacks of its goroutines.
+		g.debug.command(ctx, "pkill -QUIT -f '[.]test -test'", stateTimeout, func(string) {})
+		g.tests.rest(quitTimeout, func(s string) { fmt.Println(s) })
 	}
 	return r, err == nil
 }
 
-// state is what says where a guest hangs.
+// state is a script that prints what a guest hangs on.
 const state = `ps -eo pid,ppid,pgid,stat,wchan:30,etime,args | awk '$2 != 2'
 for p in /proc/[0-9]*; do
 	case $(cut -d')' -f2- $p/stat) in " D"*) echo "$p $(cat $p/comm)"; cat $p/stack;; esac
 done
 cat /proc/mounts; losetup -a; ip -br addr; free -m`
 
-// printState asks the guest, and its kernel, for no process may run any more.
+// printState prints the state from the guest, and from its kernel, in case no process runs.
 func (g *guest) printState(ctx context.Context) {
 	g.say("state of the guest:")
-	_, err := g.look.command(ctx, state, lookTime, func(s string) { fmt.Println(s) })
+	_, err := g.debug.command(ctx, state, stateTimeout, func(s string) { fmt.Println(s) })
 	if err != nil {
-		g.say("it does not answer: %v", err)
+		g.say("no response: %v", err)
 	}
 	keys := "9w"
 	if err != nil {
@@ -203,7 +203,7 @@ func (g *guest) printState(ctx context.Context) {
 		fmt.Fprint(g.console.conn, string(key))
 		time.Sleep(time.Second)
 	}
-	g.say("its kernel says:\n%s", g.console.kept())
+	g.say("kernel messages:\n%s", g.console.kept())
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What runs in the guest once it has its root: a machine as a driver finds it, and a
-# shell on each of the two ports over which the host gives commands: one to run tests,
-# one to look at what hangs. With csikit.shell on the kernel's command line it is a shell on the
-# console.
+# Runs in the guest's root: sets up mounts, network and modules, and starts a shell on
+# each of the two ports over which the host sends commands: one to run tests, one to
+# collect the state when they hang. With csikit.shell on the kernel's command line it
+# starts a shell on the console.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/scratch TERM=linux
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -10,13 +10,13 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/pts /dev/shm /scratch
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
-mount -t tmpfs -o mode=1777,size=75% tmpfs /scratch # the sources may lie in /tmp
+mount -t tmpfs -o mode=1777,size=75% tmpfs /scratch # the sources may be in /tmp
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p /run/lock /run/rpcbind
 hostname csikit-vm
 ip link set lo up
-# What the packages' own scripts would have made.
+# What the packages' install scripts would have created.
 touch /etc/exports /etc/nfs.conf
 id _rpc >/dev/null 2>&1 || echo '_rpc:x:911:65534::/run/rpcbind:/usr/sbin/nologin' >>/etc/passwd
 id statd >/dev/null 2>&1 || echo 'statd:x:912:65534::/var/lib/nfs:/usr/sbin/nologin' >>/etc/passwd
@@ -27,12 +27,12 @@ modprobe -a loop ext4 xfs btrfs fuse
 cd /
 case $(cat /proc/cmdline) in
 *csikit.shell*)
-	echo "Linux $(uname -r) after $(cut -d' ' -f1 /proc/uptime) s. The host's root is below this one, what is written here is in memory. Ctrl-D ends it."
+	echo "Linux $(uname -r) after $(cut -d' ' -f1 /proc/uptime) s. The root is an overlay of the host's, with changes in memory. Ctrl-D exits."
 	busybox setsid busybox cttyhack bash -i
 	;;
 *)
-	tests=$(echo /dev/vport*p1) look=$(echo /dev/vport*p2)
-	sh <>"$look" >&0 2>&0 & # a port is opened once at a time
+	tests=$(echo /dev/vport*p1) debug=$(echo /dev/vport*p2)
+	sh <>"$debug" >&0 2>&0 & # a port can only be opened once
 	sh <>"$tests" >&0 2>&0
 	;;
 esac

@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process of the guest: makes a root of the host's, which is read-only, and
-# hands over to guest.sh.
+# The first process of the guest: mounts the host's root read-only below an overlay in
+# memory, and executes guest.sh in it.
 /bin/busybox mkdir -p /proc /dev /host /cache /work /new /tmpfs
 /bin/busybox --install -s /bin
 mount -t proc proc /proc

@@ -24,7 +24,7 @@ type line struct {
 	n     int // commands so far
 
 	mu   sync.Mutex
-	text []byte // what keep has read
+	text []byte // read by keep
 }
 
 // newLine returns our end and qemu's.
@@ -43,15 +43,15 @@ func newLine() (*line, *os.File, error) {
 	return &line{conn: conn, lines: bufio.NewReader(conn)}, theirs, nil
 }
 
-// command has the shell at the other end run a command, and returns its exit status.
-func (l *line) command(ctx context.Context, command string, patience time.Duration, each func(string)) (int, error) {
+// command runs a command in the shell at the other end, and returns its exit status.
+func (l *line) command(ctx context.Context, command string, timeout time.Duration, each func(string)) (int, error) {
 	l.n++
 	marker := fmt.Sprintf("csikit-vm-%d-status ", l.n)
 	defer context.AfterFunc(ctx, func() { l.conn.SetDeadline(time.Unix(1, 0)) })()
-	if err := l.conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := l.conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return 0, err
 	}
-	// The empty line is for an output that does not end with a line.
+	// The empty line is for output that does not end with a newline.
 	if _, err := fmt.Fprintf(l.conn, "(%s) 2>&1; status=$?; echo; echo '%s'$status\n", command, marker); err != nil {
 		return 0, err
 	}
@@ -62,9 +62,9 @@ func (l *line) command(ctx context.Context, command string, patience time.Durati
 		case ctx.Err() != nil:
 			return 0, ctx.Err()
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return 0, fmt.Errorf("has not ended after %v", patience)
+			return 0, fmt.Errorf("timed out after %v", timeout)
 		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
-			return 0, errors.New("the guest is gone")
+			return 0, errors.New("the guest exited")
 		case err != nil:
 			return 0, err
 		}
@@ -81,9 +81,9 @@ func (l *line) command(ctx context.Context, command string, patience time.Durati
 	}
 }
 
-// rest reads what a command that was given up still says.
-func (l *line) rest(patience time.Duration, each func(string)) {
-	l.conn.SetDeadline(time.Now().Add(patience))
+// rest reads the remaining output of a command that timed out.
+func (l *line) rest(timeout time.Duration, each func(string)) {
+	l.conn.SetDeadline(time.Now().Add(timeout))
 	for {
 		s, err := l.lines.ReadString('\n')
 		if err != nil {
@@ -93,7 +93,7 @@ func (l *line) rest(patience time.Duration, each func(string)) {
 	}
 }
 
-// keep reads what nobody asked for, and keeps the end of it.
+// keep reads unsolicited output, and stores the end of it.
 func (l *line) keep() {
 	const most = 1 << 20
 	buf := make([]byte, 4096)

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Vm runs tests in a virtual machine, for what few machines have: a kernel with NFS,
-// device-mapper and SCSI, and one that is older.
+// Vm runs tests in a virtual machine that need what few machines have: a kernel with NFS,
+// device-mapper and SCSI, and an older one.
 package main
 
 import (
@@ -24,8 +24,8 @@ import (
 const usage = `usage: go run ./test/vm [flags] [package...]
 
 Boots Debian's kernels under qemu, in emulation, and runs tests inside as root: those
-of the table in table.go, or those of its packages that are named. The guest's root is
-the host's, below a layer in memory; nothing that the tests do reaches the host.
+of the table in table.go, or of its packages that are given as arguments. The guest's root
+is the host's with an overlay in memory; the tests cannot change the host.
 "hack/tools.sh vm" installs qemu; kernels and programs of the guest are downloaded to
 %s and reused; delete it to get newer ones.
 
@@ -55,12 +55,12 @@ func main() {
 		fmt.Fprintf(flag.CommandLine.Output(), usage, c.cache)
 		flag.PrintDefaults()
 	}
-	only := flag.String("kernel", strings.Join(kernels, ","), "kernels to boot, all at once")
-	flag.StringVar(&c.run, "run", "", "run the tests of the packages that match this `regexp`, instead of the table")
-	flag.DurationVar(&c.timeout, "timeout", 3*time.Minute, "with -run, how long the tests of a package may take")
-	flag.BoolVar(&c.long, "long", false, "run those of the table that are left to make torture, too")
-	flag.BoolVar(&c.verbose, "v", false, "print all that tests and kernels say")
-	shell := flag.Bool("shell", false, "start a shell in the guest instead")
+	only := flag.String("kernel", strings.Join(kernels, ","), "kernels to boot, concurrently")
+	flag.StringVar(&c.run, "run", "", "run the tests of the packages that match this `regexp` instead of the table")
+	flag.DurationVar(&c.timeout, "timeout", 3*time.Minute, "with -run, timeout for the tests of a package")
+	flag.BoolVar(&c.long, "long", false, "also run those of the table that only make torture runs")
+	flag.BoolVar(&c.verbose, "v", false, "print all output of tests and kernels")
+	shell := flag.Bool("shell", false, "start a shell in the guest instead of tests")
 	flag.Parse()
 	c.kernels, c.packages = strings.Split(*only, ","), flag.Args()
 
@@ -102,7 +102,7 @@ func chdirToModule() error {
 	return os.Chdir(filepath.Dir(strings.TrimSpace(string(out))))
 }
 
-// jobs selects from the table, or makes what was asked for.
+// jobs returns the selected part of the table, or jobs for -run.
 func (c config) jobs() ([]job, error) {
 	var jobs []job
 	if c.run != "" {
@@ -120,18 +120,18 @@ func (c config) jobs() ([]job, error) {
 		}
 	}
 	if len(jobs) == 0 {
-		return nil, fmt.Errorf("the table has nothing for %v; -run runs what is not in it", c.packages)
+		return nil, fmt.Errorf("the table has no job for %v; -run runs any tests", c.packages)
 	}
 	return jobs, nil
 }
 
-// binary is where the tests of a package are, below a directory of the host or the guest.
+// binary returns the path of a package's test binary, below a directory of the host or the guest.
 func (j job) binary(dir string) string {
 	return filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(j.pkg, "./"), "/", "_")+".test")
 }
 
-// build compiles the tests. The race detector is left to the host: it makes them some
-// ten times slower here, and they are no others.
+// build compiles the tests, without the race detector: it makes them about ten times
+// slower here, and the host runs the same tests with it.
 func build(ctx context.Context, jobs []job, dir string) error {
 	built := map[string]bool{}
 	for _, j := range jobs {
@@ -170,24 +170,24 @@ func runTable(ctx context.Context, c config) (bool, error) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nkernel\tpackage\tpassed\tfailed\tskipped\ttime\t")
 	for _, r := range slices.Concat(results...) {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%.0f s\t%s\n", r.kernel, r.pkg, r.passed, r.failed, r.skipped, r.took.Seconds(), r.verdict)
-		ok = ok && r.verdict == "ok"
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%.0f s\t%s\n", r.kernel, r.pkg, r.passed, r.failed, r.skipped, r.took.Seconds(), r.outcome)
+		ok = ok && r.outcome == "ok"
 	}
 	w.Flush()
-	fmt.Printf("%.0f s in all\n", time.Since(start).Seconds())
+	fmt.Printf("%.0f s in total\n", time.Since(start).Seconds())
 	return ok, errors.Join(errs...)
 }
 
-// A result is what came of a job.
+// A result is the result of a job.
 type result struct {
 	job
 	kernel                  string
 	passed, failed, skipped int
 	took                    time.Duration
-	verdict                 string // "ok" or what went wrong
+	outcome                 string // "ok" or the error
 }
 
-// runOn runs the jobs on one kernel, in one guest as long as none hangs.
+// runOn runs the jobs on one kernel, in one guest unless a job hangs.
 func runOn(ctx context.Context, c config, kernel string, jobs []job) (results []result, err error) {
 	var g *guest
 	defer func() {
@@ -204,9 +204,9 @@ func runOn(ctx context.Context, c config, kernel string, jobs []job) (results []
 				return results, fmt.Errorf("linux %s: %w", kernel, err)
 			}
 		}
-		r, sound := g.run(ctx, j)
+		r, usable := g.run(ctx, j)
 		results = append(results, r)
-		if !sound {
+		if !usable {
 			g.kill()
 			g = nil
 		}

@@ -1,13 +1,13 @@
 #!/bin/sh
-# prepare.sh KERNEL CACHE DIR: makes sure that what the guest is made of is in CACHE,
-# and puts into DIR what it boots with. Nothing is installed: packages are downloaded
-# by apt-get and unpacked.
+# prepare.sh KERNEL CACHE DIR: downloads the guest's kernel and programs to CACHE unless
+# they are there, and writes the files that it boots from to DIR. Nothing is installed:
+# packages are downloaded by apt-get and unpacked.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 here=$(cd "$(dirname "$0")" && pwd)
 kernel=$1 cache=$2 dir=$3
 
-# What the guest has beside the programs of the host.
+# Packages of the guest in addition to the programs of the host.
 packages="nfs-kernel-server nfs-common kmod iptables cryptsetup-bin dmsetup iproute2 procps"
 
 case $kernel in
@@ -16,7 +16,7 @@ case $kernel in
 *) echo "no kernel $kernel: want 6.1 or 6.12" >&2; exit 2 ;;
 esac
 
-unpack() { # directory package...: atomic, so that a cut-off download is made again
+unpack() { # directory package...: atomic, so that an interrupted download is repeated
 	into=$1
 	shift
 	debs=$(mktemp -d "$cache/debsXXXXXX")
@@ -47,7 +47,7 @@ if [ ! -d "$linux" ]; then
 	unpack "$linux" "$name"
 fi
 if [ ! -d "$programs" ]; then
-	# What the host has is not needed: the guest sees it.
+	# Without packages that the host has: the guest uses those.
 	missing=$(apt-get -s install --no-install-recommends $packages | awk '$1 == "Inst" {print $2}')
 	# shellcheck disable=SC2086
 	unpack "$programs" $missing busybox-static
@@ -58,7 +58,7 @@ version=${vmlinuz##*/vmlinuz-}
 [ -e "$linux/lib/modules/$version/modules.dep" ] || depmod -b "$linux" "$version"
 ln -s "$vmlinuz" "$dir/vmlinuz"
 
-# The initramfs: busybox, and the modules that mount the host's root, in their order.
+# The initramfs: busybox, and the modules needed to mount the host's root, in order.
 mkdir -p "$dir/initramfs/bin" "$dir/initramfs/modules"
 cp "$programs/bin/busybox" "$dir/initramfs/bin/busybox"
 install "$here/init.sh" "$dir/initramfs/init"

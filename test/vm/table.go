@@ -8,14 +8,14 @@ import "time"
 type job struct {
 	pkg     string        // its directory, from the root of the repository
 	run     string        // -test.run
-	long    bool          // left to make torture
+	long    bool          // only run by make torture
 	kernels []string      // nil: all
 	timeout time.Duration // for all tests of the job, under emulation
 }
 
-// table is what runs in the guest. Add a line for tests that need what the machines of
-// developers lack; they are gated by package csitest/gate, every gate of which is
-// required here, so that a test that skips for want of something fails.
+// table lists the tests to run in the guest. Add a line for tests that need what
+// developers' machines lack; they are gated by package csitest/gate, and every gate is
+// required here, so that a test that would be skipped fails.
 //
 // A binary runs in its package's directory, as root, with TMPDIR on a tmpfs.
 var table = []job{
@@ -23,17 +23,17 @@ var table = []job{
 	{pkg: "./internal/mountapi", kernels: []string{"6.1"}, timeout: 5 * time.Minute},
 	{pkg: "./nodeops", run: "^(TestNFS|TestMapper|TestLUKS|TestSCSI)", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	{pkg: "./nodeops", run: "^(TestNFS$|TestMapper|TestLUKS|TestSCSI)", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
-	// What 6.12 has, a developer's kernel has as well.
+	// Developers' kernels cover the code paths for 6.12.
 	{pkg: "./nodeops", run: "^(TestStagePublishRoundTrip|TestExpand|TestShutDownFilesystem|TestConflictsListTheDifferences|" +
 		"TestBlock|TestUnpublishOfAHungMount)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
-	// Where CAP_SYS_RESOURCE is missing, ext4 does not grow while it is mounted. In one process:
-	// two differ in nothing that the host's kernel does not have, and take as long again.
+	// Growing a mounted ext4 needs CAP_SYS_RESOURCE, which developers' machines may lack. Only
+	// in one process: two would not test more of this kernel, and take as long again.
 	{pkg: "./examples/blockdriver", run: "^TestRules(OfGrowthOnline)?$/^(split=false|block|xfs|ext4)$", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
 	{pkg: "./examples/nfsdriver", run: "TestNFS(Sanity|Rules)$", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|Container|BadInput|Faults|Kills)", kernels: []string{"6.1"}, timeout: 15 * time.Minute},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|ConsistentCopy|Container|BadInput|Faults|Kills)", kernels: []string{"6.1"}, timeout: 15 * time.Minute},
 
-	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|CopyStill|BadInput|Faults|Kills|RulesTorture)", kernels: []string{"6.12"}, timeout: 20 * time.Minute, long: true},
+	{pkg: "./examples/nfsdriver", run: "TestNFS(Tree|ConsistentCopy|BadInput|Faults|Kills|RulesTorture)", kernels: []string{"6.12"}, timeout: 20 * time.Minute, long: true},
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
 	{pkg: "./test/fastmount", timeout: 20 * time.Minute, long: true},
 	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
