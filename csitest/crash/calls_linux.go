@@ -121,8 +121,8 @@ func (i *syscallInfo) observe(tid int, waits map[int]string, reads bool) (Call, 
 		name := waits[tid]
 		delete(waits, tid)
 		failed := uint8(i.data[1]) != 0
-		nobody := name == "wait4" && i.data[0] == 0 // WNOHANG
-		return Call{Name: name + " returned"}, name != "" && !failed && !nobody
+		none := name == "wait4" && i.data[0] == 0 // WNOHANG
+		return Call{Name: name + " returned"}, name != "" && !failed && !none
 	}
 	return Call{}, false
 }
@@ -142,7 +142,7 @@ func (k kind) object(tid int, args []uint64) string {
 	return strings.Join(names, " ")
 }
 
-// creates tells from the flags of open whether it may change anything.
+// creates determines from the flags of open whether it may change anything.
 func creates(flags uint64) bool {
 	const tmpfile = unix.O_TMPFILE &^ unix.O_DIRECTORY
 	return flags&(unix.O_CREAT|unix.O_TRUNC|tmpfile) != 0
@@ -162,7 +162,7 @@ func isStorage(tid int, fd uint64) bool {
 	return format == unix.S_IFREG || format == unix.S_IFBLK
 }
 
-// readsOnly tells whether an ioctl only asks. Newer numbers say so themselves.
+// readsOnly reports whether an ioctl only reads. Newer numbers say so themselves.
 func readsOnly(request uint64) bool {
 	const directionShift, read = 30, 2
 	const fiemap = 0xc020660b // FS_IOC_FIEMAP

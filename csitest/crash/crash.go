@@ -13,7 +13,7 @@ func (c Call) String() string {
 	return c.Name + " " + c.Object
 }
 
-// An Error tells what failed: start or trace.
+// An Error says what failed: start or trace.
 type Error struct {
 	Op   string
 	Path string // of the program
@@ -35,12 +35,12 @@ func (f optionFunc) apply(c *config) { f(c) }
 
 // KillTree kills the programs that the program has started as well, and theirs,
 // as the end of a container does. Without it they live on, as behind a kill -9 of
-// the driver alone, and are the test's to wait for.
+// only the driver, and are the test's to wait for.
 func KillTree() Option { return optionFunc(func(c *config) { c.tree = true }) }
 
-// CountReads counts the calls that only look as well: to open, read, seek and stat
+// CountReads counts the calls that only read as well: to open, read, seek and stat
 // files, links, directories and mounts, and to ask a device by ioctl. That is for
 // [Process.ArmFailure]; a kill there leaves what a kill at the next change leaves.
 //
-// A Go program whose GOMAXPROCS is not set reads files of its own from time to time.
+// A Go program whose GOMAXPROCS is not set reads its own files from time to time.
 func CountReads() Option { return optionFunc(func(c *config) { c.reads = true }) }

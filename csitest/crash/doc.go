@@ -9,7 +9,7 @@
 //	p.Arm(n)            // n = 0 only counts
 //	...                 // ask the driver for the operation
 //	p.Wait()            // killed, if the operation has n calls
-//	...                 // start a new driver, ask again, look at what is there
+//	...                 // start a new driver, ask again, check what is there
 //
 // The call that is due does not run: the program is killed on its entry. To be
 // killed behind the last call of an operation, add one that is outside, or kill
@@ -21,7 +21,7 @@
 //	p.ArmFailure(n, unix.EIO) // the n-th call does not run and returns EIO
 //	...                       // ask for the operation: it fails, or has got around it
 //	p.Disarm()
-//	...                       // look at what is there, ask the same driver again
+//	...                       // check what is there, ask the same driver again
 //
 // # What counts
 //
@@ -35,7 +35,7 @@
 //     on standard output and standard error, where logs go;
 //   - clone and fork count unless they make a thread.
 //
-// With [CountReads], calls that only look count as well.
+// With [CountReads], calls that only read count as well.
 //
 // What happens otherwise is not seen: stores into shared mappings, io_uring, and what
 // other programs do, such as mkfs. The Go runtime makes no calls that

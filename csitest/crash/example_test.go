@@ -8,7 +8,7 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 )
 
-// Every place where an operation can be cut off: count its calls, then kill the
+// Every place where an operation can be interrupted: count its calls, then kill the
 // driver at each of them and let the next driver try again.
 func ExampleStart() {
 	// request sends the driver one request and returns its error; restore brings the

@@ -60,7 +60,7 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	attr.Ptrace = true
 	attr.Pdeathsig = syscall.SIGKILL // until PTRACE_O_EXITKILL is set
 	if !attr.Setsid {
-		attr.Setpgid = true // by its group the tracer tells it from the test's other children
+		attr.Setpgid = true // by its group the tracer distinguishes it from the test's other children
 	}
 	cmd.SysProcAttr = &attr
 
@@ -87,12 +87,12 @@ func Start(cmd *exec.Cmd, opts ...Option) (*Process, error) {
 	return p, nil
 }
 
-// Arm counts calls anew from here, and kills the program on entry to the n-th.
+// Arm starts counting calls again from here, and kills the program on entry to the n-th.
 // With 0 it only counts. A call that is in progress does not count.
 func (p *Process) Arm(n int) { p.arm(n, 0) }
 
-// ArmFailure counts calls anew from here, and makes the n-th fail: it does not run,
-// returns errno (which is not 0), and the program goes on. Calls behind it count and
+// ArmFailure starts counting calls again from here, and makes the n-th fail: it does not run,
+// returns errno (which is not 0), and the program continues. Calls behind it count and
 // run. The return of a wait counts but does not fail, because the kernel would not
 // make it fail either.
 func (p *Process) ArmFailure(n int, errno syscall.Errno) { p.arm(n, errno) }
@@ -129,7 +129,7 @@ func (p *Process) kick() (kicked []int) {
 	return kicked
 }
 
-// unwatched tells whether one of the threads may still make a call that is not seen. One
+// unwatched reports whether one of the threads may still make a call that is not seen. One
 // that waits in the kernel does not: it stops before it is back.
 func (p *Process) unwatched(threads []int) bool {
 	p.mu.Lock()
@@ -349,7 +349,7 @@ func (p *Process) trace() error {
 	}
 }
 
-// resume lets a thread go on: to its next call if that is of interest.
+// resume lets a thread continue: to its next call if that is of interest.
 func (p *Process) resume(tid, signal int) error {
 	p.mu.Lock()
 	_, failing := p.failing[tid]
@@ -378,7 +378,7 @@ func (p *Process) forget(tid int) {
 	delete(p.kicked, tid)
 }
 
-// systemCall looks at the call on whose entry or exit thread tid has stopped, and
+// systemCall evaluates the call on whose entry or exit thread tid has stopped, and
 // kills the program, or lets the call fail, if it is the one.
 func (p *Process) systemCall(tid int) error {
 	p.mu.Lock()

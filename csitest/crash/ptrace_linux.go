@@ -20,7 +20,7 @@ type siginfo struct {
 // nextEvent waits for a child of this thread, and of no other thread of the test, to
 // stop or end, and leaves it as it is. The children are those in process group pgid:
 // before this thread became a tracer, os/exec may have started programs on it that
-// somebody else waits for.
+// another goroutine waits for.
 func nextEvent(pgid int) (pid int, ended bool, err error) {
 	const cldExited, cldKilled, cldDumped = 1, 2, 3
 	var info siginfo
@@ -46,7 +46,7 @@ func wait4(pid int, status *unix.WaitStatus, options int) (int, error) {
 }
 
 // syscallInfo is struct ptrace_syscall_info. At an exit stop, data[0] is the result and
-// the lowest byte of data[1] tells whether it is an error.
+// the lowest byte of data[1] reports whether it is an error.
 type syscallInfo struct {
 	op   uint8
 	_    [3]uint8
@@ -65,7 +65,7 @@ func getSyscallInfo(tid int) (*syscallInfo, error) {
 	return &info, nil
 }
 
-// setResult gives the call on whose exit thread tid has stopped another result.
+// setResult replaces the result of the call on whose exit thread tid has stopped.
 func setResult(tid int, errno syscall.Errno) error {
 	var regs unix.PtraceRegs
 	if err := unix.PtraceGetRegs(tid, &regs); err != nil {

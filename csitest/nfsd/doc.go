@@ -1,5 +1,5 @@
-// Package nfsd gives tests of NFS clients a real server to break: the kernel's, in a
-// network namespace of its own, so that it can be stopped, cut off, or lose its file
+// Package nfsd provides tests of NFS clients with a real server to break: the kernel's, in
+// its own network namespace, so that it can be stopped, disconnected, or lose its file
 // system while the machine's own network and NFS stay as they are.
 //
 //	s := nfsd.Start(t)

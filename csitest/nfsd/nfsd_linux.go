@@ -19,7 +19,7 @@ import (
 const size = 256
 
 // A Server is the kernel's NFS server, for versions 3 and 4.0 to 4.2. Its methods end
-// the test when they fail; none may be called by two goroutines at once.
+// the test when they fail; none may be called concurrently.
 type Server struct {
 	t      testing.TB
 	pid    int // of the first process in its namespaces
@@ -37,7 +37,7 @@ type Server struct {
 const root = "/mnt"
 
 // The first process: where its input ends, because the test is over or was killed, the
-// kernel's threads are told to stop, for they do not belong to any process.
+// kernel's threads are stopped, for they do not belong to any process.
 const first = `
 set -e
 mount --make-rprivate /
@@ -88,7 +88,7 @@ func Start(t testing.TB) *Server {
 	s.ok(cmd.Start())
 	s.pid, s.stdin = cmd.Process.Pid, stdin
 	t.Cleanup(func() {
-		s.mend()
+		s.reconnect()
 		stdin.Close()
 		select {
 		case <-s.ended:
@@ -248,11 +248,11 @@ func (s *Server) Unplug() {
 // Mend undoes Drop and Unplug.
 func (s *Server) Mend() {
 	s.t.Helper()
-	if out, err := s.mend(); err != nil {
-		s.t.Fatalf("mend the network: %v: %s", err, out)
+	if out, err := s.reconnect(); err != nil {
+		s.t.Fatalf("reconnect the network: %v: %s", err, out)
 	}
 }
 
-func (s *Server) mend() ([]byte, error) {
+func (s *Server) reconnect() ([]byte, error) {
 	return s.try("iptables -F; ip link set server up")
 }
