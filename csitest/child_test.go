@@ -133,7 +133,7 @@ func TestNoUTF8(t *testing.T) {
 	}
 }
 
-// A driver that has its volumes in memory alone does not survive torture.
+// A driver that keeps its volumes only in memory does not survive torture.
 func TestTorture(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	var last TortureProgress

@@ -65,12 +65,12 @@ var capacityDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.capacity.unsupported-capability", does: "volume_capabilities are not looked at",
+		breaks: "controller.capacity.unsupported-capability", does: "volume_capabilities are ignored",
 		also:  because("it asks with a mode that is not known", "hostile.enum"),
 		unary: before(func(r *csi.GetCapacityRequest) { r.VolumeCapabilities = nil }),
 	},
 	{
-		breaks: "controller.capacity.bad-parameters", does: "parameters are not looked at",
+		breaks: "controller.capacity.bad-parameters", does: "parameters are ignored",
 		unary: before(func(r *csi.GetCapacityRequest) { r.Parameters = nil }),
 	},
 	{
@@ -106,7 +106,7 @@ var capacityDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.capacity.nowhere", does: "accessible_topology is not looked at",
+		breaks: "controller.capacity.nowhere", does: "accessible_topology is ignored",
 		unary: before(func(r *csi.GetCapacityRequest) { r.AccessibleTopology = nil }),
 	},
 }
@@ -201,7 +201,7 @@ var topologyDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "topology.create.requisite", does: "requisite alone is not looked at",
+		breaks: "topology.create.requisite", does: "requisite without preferred is ignored",
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			if requisite, preferred := places(r); len(requisite) == 1 && len(preferred) == 0 && !isNowhere(requisite[0]) {
 				requisite[0].Segments = refdriver.SecondTopology()
@@ -335,7 +335,7 @@ var rangeDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.expand.in-range", does: "limit_bytes is not looked at",
+		breaks: "controller.expand.in-range", does: "limit_bytes is ignored",
 		unary: before(func(r *csi.ControllerExpandVolumeRequest) {
 			if c := r.GetCapacityRange(); c.GetRequiredBytes() > 0 && c.GetLimitBytes() > c.GetRequiredBytes() {
 				c.RequiredBytes, c.LimitBytes = c.LimitBytes+1, 0
@@ -343,7 +343,7 @@ var rangeDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.expand.limit-below-size", does: "a limit alone is no reason",
+		breaks: "controller.expand.limit-below-size", does: "a limit without required_bytes is ignored",
 		unary: before(func(r *csi.ControllerExpandVolumeRequest) {
 			if c := r.GetCapacityRange(); c.GetRequiredBytes() == 0 && c.GetLimitBytes() > 0 {
 				c.RequiredBytes, c.LimitBytes = 1, 0
@@ -435,7 +435,7 @@ var pagingDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "controller.get.agrees", does: "another capacity than CreateVolume told",
+		breaks: "controller.get.agrees", does: "another capacity than CreateVolume returned",
 		unary: after(func(r *csi.ControllerGetVolumeResponse) {
 			if r.GetVolume().GetCapacityBytes() == 64*mib {
 				r.Volume.CapacityBytes++
@@ -447,7 +447,7 @@ var pagingDefects = []defect{
 		unary: recode[csi.ControllerGetVolumeRequest](codes.NotFound, codes.Internal),
 	},
 	{
-		breaks: "controller.get.published-nodes", does: "no node is ever told",
+		breaks: "controller.get.published-nodes", does: "no node is ever listed",
 		unary: after(func(r *csi.ControllerGetVolumeResponse) {
 			r.Status = &csi.ControllerGetVolumeResponse_VolumeStatus{}
 		}),
@@ -462,7 +462,7 @@ var pagingDefects = []defect{
 
 func isPosition(token string) bool { return strings.Trim(token, "p") == "" }
 
-// positions cuts a list; the token has a letter for every entry before.
+// positions pages a list; the token has a letter for every entry before.
 func positions[E any](all []E, token string, most int) (some []E, next string) {
 	all = all[min(len(token), len(all)):]
 	if len(all) > most {

@@ -16,16 +16,16 @@ import (
 
 // names remembers which volumes were made by which names, and which of them live.
 type names struct {
-	mu   sync.Mutex
-	name map[string]string // by ID, also of those that are gone
-	live map[string]string // ID by name
-	dead map[string]*csi.CreateVolumeResponse
-	made map[string]*csi.CreateVolumeRequest // by name, of those that are gone or live
+	mu      sync.Mutex
+	name    map[string]string // by ID, also of those that are gone
+	live    map[string]string // ID by name
+	deleted map[string]*csi.CreateVolumeResponse
+	made    map[string]*csi.CreateVolumeRequest // by name, of those that are gone or live
 }
 
-// around gives every request to change, under the lock.
+// around passes every request to change, under the lock.
 func around(change func(n *names, req any) (any, error)) grpc.UnaryServerInterceptor {
-	n := &names{name: map[string]string{}, live: map[string]string{}, dead: map[string]*csi.CreateVolumeResponse{}, made: map[string]*csi.CreateVolumeRequest{}}
+	n := &names{name: map[string]string{}, live: map[string]string{}, deleted: map[string]*csi.CreateVolumeResponse{}, made: map[string]*csi.CreateVolumeRequest{}}
 	answers := map[string]*csi.CreateVolumeResponse{}
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		n.mu.Lock()
@@ -43,11 +43,11 @@ func around(change func(n *names, req any) (any, error)) grpc.UnaryServerInterce
 			id := made.GetVolume().GetVolumeId()
 			n.name[id], n.live[r.GetName()], answers[id] = r.GetName(), id, made
 			n.made[r.GetName()] = r
-			delete(n.dead, r.GetName())
+			delete(n.deleted, r.GetName())
 		case *csi.DeleteVolumeRequest:
 			if name := n.name[r.GetVolumeId()]; n.live[name] == r.GetVolumeId() {
 				delete(n.live, name)
-				n.dead[name] = answers[r.GetVolumeId()]
+				n.deleted[name] = answers[r.GetVolumeId()]
 			}
 		}
 		return resp, nil
@@ -70,7 +70,7 @@ func successor(id string) string {
 
 var conflictDefects = []defect{
 	{
-		breaks: "controller.create.conflict-parameters", does: "parameters of a taken name are not looked at",
+		breaks: "controller.create.conflict-parameters", does: "parameters of a taken name are ignored",
 		unary: ifTaken(func(r, first *csi.CreateVolumeRequest) { r.Parameters = first.GetParameters() }),
 	},
 	{
@@ -100,7 +100,7 @@ var conflictDefects = []defect{
 	{
 		breaks: "controller.create.name-reusable", does: "the name of a deleted volume is taken for other sizes",
 		unary: around(func(n *names, req any) (any, error) {
-			if r, ok := req.(*csi.CreateVolumeRequest); ok && n.dead[r.GetName()] != nil && !proto.Equal(r.GetCapacityRange(), n.made[r.GetName()].GetCapacityRange()) {
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && n.deleted[r.GetName()] != nil && !proto.Equal(r.GetCapacityRange(), n.made[r.GetName()].GetCapacityRange()) {
 				return nil, status.Error(codes.AlreadyExists, "it was once")
 			}
 			return nil, nil
@@ -125,7 +125,7 @@ var conflictDefects = []defect{
 				return nil, nil
 			})
 		}(),
-		also: because("it looks for a volume after another was deleted", "controller.delete.late"),
+		also: because("it lists a volume after another was deleted", "controller.delete.late"),
 	},
 	{
 		breaks: "controller.delete.late", does: "DeleteVolume goes by the name",
@@ -139,8 +139,8 @@ var conflictDefects = []defect{
 	{
 		breaks: "controller.delete.create-after", does: "the answer for a name is remembered beyond its volume",
 		unary: around(func(n *names, req any) (any, error) {
-			if r, ok := req.(*csi.CreateVolumeRequest); ok && n.dead[r.GetName()] != nil && proto.Equal(r.GetCapacityRange(), n.made[r.GetName()].GetCapacityRange()) {
-				return n.dead[r.GetName()], nil
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && n.deleted[r.GetName()] != nil && proto.Equal(r.GetCapacityRange(), n.made[r.GetName()].GetCapacityRange()) {
+				return n.deleted[r.GetName()], nil
 			}
 			return nil, nil
 		}),
@@ -189,7 +189,7 @@ var conflictDefects = []defect{
 		}()),
 	},
 	{
-		breaks: "controller.publish.access-type", does: "the access type is not looked at",
+		breaks: "controller.publish.access-type", does: "the access type is ignored",
 		unary: func() grpc.UnaryServerInterceptor {
 			var made sync.Map
 			return chain(
@@ -207,11 +207,11 @@ var conflictDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "controller.publish.context-compared", does: "volume_context is not looked at",
+		breaks: "controller.publish.context-compared", does: "volume_context is ignored",
 		unary: before(func(r *csi.ControllerPublishVolumeRequest) { r.VolumeContext = nil }),
 	},
 	{
-		breaks: "controller.publish.every-single-node-mode", does: "readers on a second node are told something else",
+		breaks: "controller.publish.every-single-node-mode", does: "readers on a second node get another answer",
 		unary: fails(func(r *csi.ControllerPublishVolumeRequest, err error) error {
 			if r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY && status.Code(err) == codes.FailedPrecondition {
 				return status.Error(codes.ResourceExhausted, "it is at "+refdriver.NodeID)
@@ -239,11 +239,11 @@ var conflictDefects = []defect{
 		unary: recode[csi.ControllerPublishVolumeRequest](codes.ResourceExhausted, codes.Internal),
 	},
 	{
-		breaks: "controller.validate.other-context", does: "volume_context is not looked at",
+		breaks: "controller.validate.other-context", does: "volume_context is ignored",
 		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeContext = nil }),
 	},
 	{
-		breaks: "controller.validate.bad-parameters", does: "parameters are not looked at",
+		breaks: "controller.validate.bad-parameters", does: "parameters are ignored",
 		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = nil }),
 	},
 	{

@@ -226,7 +226,7 @@ var hostileDefects = []defect{
 				return err
 			})
 		}(),
-		also: map[string]string{"socket.directory": "the mounts are beside the socket", "leaks.after-kill": "it looks for mounts as well"},
+		also: map[string]string{"socket.directory": "the mounts are beside the socket", "leaks.after-kill": "it counts mounts as well"},
 	},
 	func() defect {
 		var mu sync.Mutex

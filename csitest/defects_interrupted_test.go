@@ -14,7 +14,7 @@ import (
 
 // whileBusy refuses a request while another with the same key is under way, with a code
 // that does not say so. The first of a key waits for the second, which is how none
-// is missed; it waits in vain where there is one alone, but only once for every key.
+// is missed; it waits in vain where there is only one, but only once for every key.
 func whileBusy[T any, M message[T]](key func(M) string, refusal codes.Code) grpc.UnaryServerInterceptor {
 	var mu sync.Mutex
 	busy, seen := map[string]chan struct{}{}, map[string]bool{}
@@ -51,7 +51,7 @@ func whileBusy[T any, M message[T]](key func(M) string, refusal codes.Code) grpc
 	}
 }
 
-// busyTime is how long a call that comes alone is held: long where few do.
+// busyTime is how long a single call is held: long where few do.
 var busyTime = func() time.Duration {
 	if torture {
 		return 50 * time.Millisecond
@@ -127,7 +127,7 @@ func interrupted[T any, M message[T]](prefix string, key func(M) string) []defec
 	}
 }
 
-// oneAnswer gives the answer for one name to another that is asked for meanwhile.
+// oneAnswer returns the answer for one name to a concurrent request for another.
 func oneAnswer() grpc.UnaryServerInterceptor {
 	var mu sync.Mutex
 	var name string
@@ -212,7 +212,7 @@ var interruptedDefects = slices.Concat(
 	interrupted("group.create.", (*csi.CreateVolumeGroupSnapshotRequest).GetName),
 	interrupted("group.delete.", (*csi.DeleteVolumeGroupSnapshotRequest).GetGroupSnapshotId),
 	[]defect{
-		{breaks: "controller.parallel.many-names", does: "one answer for two names at once", only: true, unary: oneAnswer()},
+		{breaks: "controller.parallel.many-names", does: "one answer for two concurrent names", only: true, unary: oneAnswer()},
 		{breaks: "controller.parallel.one-volume", does: "INTERNAL when the volume is worked on meanwhile", only: true, unary: clash()},
 	},
 )

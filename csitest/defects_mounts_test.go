@@ -48,7 +48,7 @@ var mountDefects = []defect{
 					if status.Code(err) == codes.FailedPrecondition && r.GetStagingTargetPath() != "" && os.Mkdir(r.GetTargetPath(), 0o750) == nil {
 						made.Store(r.GetTargetPath(), r.GetVolumeId())
 					}
-				case *csi.DeleteVolumeRequest: // for what looks for leftovers
+				case *csi.DeleteVolumeRequest: // for rules that search leftovers
 					made.Range(func(target, id any) bool {
 						if id == r.GetVolumeId() {
 							os.Remove(target.(string))
@@ -199,7 +199,7 @@ var mountDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "node.publish.kubelet-restarts", does: "every publish mounts anew", kernel: true,
+		breaks: "node.publish.kubelet-restarts", does: "every publish mounts again", kernel: true,
 		unary: func() grpc.UnaryServerInterceptor {
 			var published sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -162,7 +162,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: because("it looks at the target", "node.stage.after-cancel", "restart.publish-interrupted"),
+		also: because("it checks the target", "node.stage.after-cancel", "restart.publish-interrupted"),
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",
@@ -256,7 +256,7 @@ var kernelDefects = []defect{
 		also: map[string]string{"node.publish.keeps-data": "its second target is another one"},
 	},
 	{
-		breaks: "node.publish.readonly-enforced", does: "readonly is recorded alone", kernel: true,
+		breaks: "node.publish.readonly-enforced", does: "readonly is only recorded", kernel: true,
 		unary: before(func(r *csi.NodePublishVolumeRequest) {
 			if r.GetTargetPath() != "" && r.GetReadonly() {
 				if _, err := os.Stat(r.GetTargetPath()); err != nil { // not yet published

@@ -104,7 +104,7 @@ var responseDefects = []defect{
 		}),
 	},
 	{
-		breaks: "response.duplicate", does: "a problem told twice",
+		breaks: "response.duplicate", does: "a problem reported twice",
 		unary: after(func(r *csi.NodeGetStorageHealthResponse) {
 			r.BackendHealth = []*csi.NodeGetStorageHealthResponse_StorageBackendHealth{
 				{Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "Slow"}, {Status: csi.StorageHealthErrorType_STORAGE_DEGRADED, Reason: "Slow"},

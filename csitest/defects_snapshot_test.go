@@ -25,8 +25,8 @@ func snapshotChanged(change func(*csi.Snapshot)) grpc.UnaryServerInterceptor {
 		}))
 }
 
-// cuts remembers the snapshots that were made.
-type cuts struct {
+// knownSnapshots remembers the snapshots that were created.
+type knownSnapshots struct {
 	mu   sync.Mutex
 	made map[string]*csi.CreateSnapshotRequest // by ID
 	live map[string]string                     // ID by name
@@ -34,9 +34,9 @@ type cuts struct {
 	all  map[string]*csi.Snapshot
 }
 
-// aroundCuts gives every request to change, and every answer to changeBack.
-func aroundCuts(change func(k *cuts, req any) error, changeBack func(k *cuts, req, resp any)) grpc.UnaryServerInterceptor {
-	k := &cuts{made: map[string]*csi.CreateSnapshotRequest{}, live: map[string]string{}, gone: map[string]*csi.Snapshot{}, all: map[string]*csi.Snapshot{}}
+// aroundSnapshots passes every request to change, and every answer to changeBack.
+func aroundSnapshots(change func(k *knownSnapshots, req any) error, changeBack func(k *knownSnapshots, req, resp any)) grpc.UnaryServerInterceptor {
+	k := &knownSnapshots{made: map[string]*csi.CreateSnapshotRequest{}, live: map[string]string{}, gone: map[string]*csi.Snapshot{}, all: map[string]*csi.Snapshot{}}
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -101,7 +101,7 @@ var snapshotLifecycleDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.list-deleted", does: "deleted snapshots are listed by their volume",
-		unary: aroundCuts(nil, func(k *cuts, req, resp any) {
+		unary: aroundSnapshots(nil, func(k *knownSnapshots, req, resp any) {
 			r, ok := req.(*csi.ListSnapshotsRequest)
 			for _, s := range k.gone {
 				if ok && r.GetSourceVolumeId() == s.GetSourceVolumeId() && r.GetMaxEntries() == 0 {
@@ -112,7 +112,7 @@ var snapshotLifecycleDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.snapshot.list-both-filters", does: "the ID alone is looked at",
+		breaks: "controller.snapshot.list-both-filters", does: "only the ID is used",
 		unary: before(func(r *csi.ListSnapshotsRequest) {
 			if r.GetSnapshotId() != "" {
 				r.SourceVolumeId = ""
@@ -120,7 +120,7 @@ var snapshotLifecycleDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.snapshot.list-pages", does: "max_entries is not looked at with a filter",
+		breaks: "controller.snapshot.list-pages", does: "max_entries is ignored with a filter",
 		unary: before(func(r *csi.ListSnapshotsRequest) {
 			if r.GetSourceVolumeId() != "" {
 				r.MaxEntries = min(r.MaxEntries, 0)
@@ -147,7 +147,7 @@ var snapshotLifecycleDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.name-reusable", does: "the name of a deleted snapshot is taken for other volumes",
-		unary: aroundCuts(func(k *cuts, req any) error {
+		unary: aroundSnapshots(func(k *knownSnapshots, req any) error {
 			r, ok := req.(*csi.CreateSnapshotRequest)
 			for id := range k.gone {
 				if was := k.made[id]; ok && was.GetName() == r.GetName() && was.GetSourceVolumeId() != r.GetSourceVolumeId() {
@@ -159,7 +159,7 @@ var snapshotLifecycleDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.several", does: "a snapshot is not found when another of the volume was deleted",
-		unary: aroundCuts(func(k *cuts, req any) error {
+		unary: aroundSnapshots(func(k *knownSnapshots, req any) error {
 			if r, ok := req.(*csi.CreateVolumeRequest); ok && r.GetVolumeContentSource().GetSnapshot() != nil {
 				for _, s := range k.gone {
 					if s.GetSourceVolumeId() == k.all[r.GetVolumeContentSource().GetSnapshot().GetSnapshotId()].GetSourceVolumeId() {
@@ -176,7 +176,7 @@ var snapshotLifecycleDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.late-delete", does: "DeleteSnapshot goes by the name",
-		unary: aroundCuts(func(k *cuts, req any) error {
+		unary: aroundSnapshots(func(k *knownSnapshots, req any) error {
 			if r, ok := req.(*csi.DeleteSnapshotRequest); ok && k.gone[r.GetSnapshotId()] != nil {
 				if now := k.live[k.made[r.GetSnapshotId()].GetName()]; now != "" {
 					r.SnapshotId = now
@@ -186,7 +186,7 @@ var snapshotLifecycleDefects = []defect{
 		}, nil),
 	},
 	{
-		breaks: "controller.snapshot.name-too-long", does: "a long name is cut off",
+		breaks: "controller.snapshot.name-too-long", does: "a long name is truncated",
 		unary: before(func(r *csi.CreateSnapshotRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
 	},
 	{
@@ -195,14 +195,14 @@ var snapshotLifecycleDefects = []defect{
 	},
 }
 
-// streamed is around the streams of one RPC: asked may change the request, told
+// streamed is around the streams of one RPC: asked may change the request, sent
 // decides whether a message is sent, and ended changes the error.
-func streamed(rpc string, asked func(proto.Message), told func(n int, req, m proto.Message) bool, ended func(req proto.Message, err error) error) grpc.StreamServerInterceptor {
+func streamed(rpc string, asked func(proto.Message), sent func(n int, req, m proto.Message) bool, ended func(req proto.Message, err error) error) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if path.Base(info.FullMethod) != rpc {
 			return handler(srv, ss)
 		}
-		w := &streamWatch{ServerStream: ss, asked: asked, told: told}
+		w := &streamWatch{ServerStream: ss, asked: asked, sent: sent}
 		err := handler(srv, w)
 		if ended != nil {
 			err = ended(w.req, err)
@@ -214,7 +214,7 @@ func streamed(rpc string, asked func(proto.Message), told func(n int, req, m pro
 type streamWatch struct {
 	grpc.ServerStream
 	asked func(proto.Message)
-	told  func(n int, req, m proto.Message) bool
+	sent  func(n int, req, m proto.Message) bool
 	req   proto.Message
 	n     int
 }
@@ -229,7 +229,7 @@ func (s *streamWatch) RecvMsg(m any) error {
 
 func (s *streamWatch) SendMsg(m any) error {
 	s.n++
-	if s.told != nil && !s.told(s.n, s.req, m.(proto.Message)) {
+	if s.sent != nil && !s.sent(s.n, s.req, m.(proto.Message)) {
 		return nil
 	}
 	return s.ServerStream.SendMsg(m)
@@ -378,7 +378,7 @@ var moreGroupDefects = []defect{
 		unary: recode[csi.CreateVolumeGroupSnapshotRequest](codes.NotFound, codes.Internal),
 	},
 	{
-		breaks: "group.create.members-listed", does: "the list does not tell the group",
+		breaks: "group.create.members-listed", does: "the list does not return the group",
 		unary: after(func(r *csi.ListSnapshotsResponse) {
 			for _, e := range r.Entries {
 				e.Snapshot.GroupSnapshotId = ""
@@ -395,11 +395,11 @@ var moreGroupDefects = []defect{
 		unary: restoreRefused(func(gone map[string]bool, source string) bool { return gone[source] }),
 	},
 	{
-		breaks: "group.create.name-too-long", does: "a long name is cut off",
+		breaks: "group.create.name-too-long", does: "a long name is truncated",
 		unary: before(func(r *csi.CreateVolumeGroupSnapshotRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
 	},
 	{
-		breaks: "group.create.name-reusable", does: "a name is taken for ever",
+		breaks: "group.create.name-reusable", does: "a name is taken forever",
 		unary: func() grpc.UnaryServerInterceptor {
 			var first sync.Map
 			return instead(func(r *csi.CreateVolumeGroupSnapshotRequest) (proto.Message, error) {

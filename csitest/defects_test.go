@@ -21,8 +21,8 @@ import (
 
 // elsewhere has the rules whose defect needs what the reference driver is not.
 var elsewhere = map[string]string{
-	"hostile.utf8":                "a library that does not look: TestNoUTF8",
-	"leaks.process":               "a process of its own: TestLeaks",
+	"hostile.utf8":                "a library that does not check: TestNoUTF8",
+	"leaks.process":               "a separate process: TestLeaks",
 	"node.publish.block-device":   "a real block device: examples/blockdriver",
 	"node.publish.block-data":     "a real block device: examples/blockdriver",
 	"node.publish.block-readonly": "a real block device: examples/blockdriver",
@@ -157,7 +157,7 @@ var createDefects = []defect{
 		}()),
 	},
 	{
-		breaks: "controller.create.capacity-in-range", does: "limit_bytes is not looked at",
+		breaks: "controller.create.capacity-in-range", does: "limit_bytes is ignored",
 		unary: before(func(r *csi.CreateVolumeRequest) {
 			if l := r.GetCapacityRange().GetLimitBytes(); l == r.GetCapacityRange().GetRequiredBytes()+1 && l > 1 {
 				r.CapacityRange = &csi.CapacityRange{RequiredBytes: l + 1}
@@ -173,7 +173,7 @@ var createDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.name-too-long", does: "a long name is cut off",
+		breaks: "controller.create.name-too-long", does: "a long name is truncated",
 		unary: before(func(r *csi.CreateVolumeRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
 	},
 	{
@@ -259,14 +259,14 @@ var listDefects = []defect{
 		}),
 		also: map[string]string{
 			"controller.list.pages":           "the last page has one",
-			"controller.list.large-max":       "it looks for the one volume",
-			"controller.list.published-nodes": "it looks for the one volume",
-			"controller.unpublish.late":       "it looks for the one volume",
-			"controller.unpublish.other-node": "it looks for the one volume",
+			"controller.list.large-max":       "it expects the one volume",
+			"controller.list.published-nodes": "it expects the one volume",
+			"controller.unpublish.late":       "it expects the one volume",
+			"controller.unpublish.other-node": "it expects the one volume",
 		},
 	},
 	{
-		breaks: "controller.list.capacity-agrees", does: "another capacity than CreateVolume told",
+		breaks: "controller.list.capacity-agrees", does: "another capacity than CreateVolume returned",
 		unary: after(func(r *csi.ListVolumesResponse) {
 			for _, e := range r.Entries {
 				e.Volume.CapacityBytes++
@@ -274,7 +274,7 @@ var listDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.list.pages", does: "max_entries is not looked at",
+		breaks: "controller.list.pages", does: "max_entries is ignored",
 		unary: before(func(r *csi.ListVolumesRequest) { r.MaxEntries = min(r.MaxEntries, 0) }),
 	},
 	{
@@ -296,7 +296,7 @@ var listDefects = []defect{
 				e.Status = &csi.ListVolumesResponse_VolumeStatus{}
 			}
 		}),
-		also: because("it looks whether the node is listed", "controller.unpublish.late", "controller.unpublish.other-node"),
+		also: because("it checks whether the node is listed", "controller.unpublish.late", "controller.unpublish.other-node"),
 	},
 }
 
@@ -525,7 +525,7 @@ var snapshotDefects = []defect{
 		unary: after(func(r *csi.CreateSnapshotResponse) { r.Snapshot.SourceVolumeId = "other" }),
 		also: map[string]string{
 			"controller.snapshot.list-agrees": "the list has the right one", "controller.snapshot.get-agrees": "GetSnapshot has the right one",
-			"controller.snapshot.name-reusable": "it looks at the source",
+			"controller.snapshot.name-reusable": "it checks the source",
 		},
 	},
 	{
@@ -582,7 +582,7 @@ var snapshotDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "controller.snapshot.list", does: "source_volume_id is not looked at",
+		breaks: "controller.snapshot.list", does: "source_volume_id is ignored",
 		unary: before(func(r *csi.ListSnapshotsRequest) {
 			if r.SnapshotId == "" {
 				r.SourceVolumeId = ""

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// because gives rules that find a defect for one reason.
+// because maps rules that find a defect for one reason to it.
 func because(why string, rules ...string) map[string]string {
 	all := map[string]string{}
 	for _, id := range rules {
@@ -39,12 +39,12 @@ type defect struct {
 	// controller is around calls of a second endpoint, which there is only then.
 	controller grpc.UnaryServerInterceptor
 	forgets    func(*refdriver.State) // what a restart loses
-	kernel     bool                   // the rule looks at mounts: the driver makes some
+	kernel     bool                   // the rule checks mounts: the driver creates some
 	root       bool                   // a user namespace does not do for it
 	copied     func(from, to string)  // does it to every copy of data, by directories
 	log        func(method string, req proto.Message) string
 	rules      []string // that are needed beside a sample
-	plain      bool     // raw block volumes are files, which the rule looks at; no other rule can
+	plain      bool     // raw block volumes are files, which the rule checks; no other rule can
 	only       bool     // and no sample: the defect makes calls wait
 }
 
@@ -171,7 +171,7 @@ func fails[T any, M message[T]](change func(M, error) error) grpc.UnaryServerInt
 	}
 }
 
-// instead answers requests of one type itself, if it gives a response or an error.
+// instead answers requests of one type itself, if it returns a response or an error.
 func instead[T any, M message[T]](answer func(M) (proto.Message, error)) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if m, ok := req.(M); ok {

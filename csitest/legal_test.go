@@ -22,7 +22,7 @@ import (
 type legal struct {
 	name  string
 	unary grpc.UnaryServerInterceptor
-	lacks bool // it differs by what it lacks alone
+	lacks bool // it differs only by what it lacks
 	plain bool // the reference does not mount such volumes
 	// config changes the run's, as a user would who knows the driver.
 	config func(*Config)
@@ -63,7 +63,7 @@ func TestLegal(t *testing.T) {
 	}
 }
 
-// Each run has drivers of its own: they remember.
+// Each run has its own drivers: they keep state.
 func legalDrivers() []legal {
 	return slices.Concat([]legal{
 		{name: "slow", unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -72,10 +72,10 @@ func legalDrivers() []legal {
 		}},
 		{name: "ABORTED while another call for the object is under way", unary: oneAtATime()},
 		{name: "large extents", unary: largeExtents(256 << 20)},
-		{name: "raw block alone", plain: true, unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+		{name: "only raw block", plain: true, unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
 			return slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return c.GetMount() != nil })
 		})},
-		{name: "file systems alone", unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+		{name: "only file systems", unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
 			return slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool { return c.GetBlock() != nil })
 		})},
 		{
@@ -91,7 +91,7 @@ func legalDrivers() []legal {
 				return handler(ctx, req)
 			},
 		},
-		{name: "snapshots are not ready at once", unary: after(func() func(*csi.CreateSnapshotResponse) {
+		{name: "snapshots are not ready immediately", unary: after(func() func(*csi.CreateSnapshotResponse) {
 			var mu sync.Mutex
 			asked := map[string]int{}
 			return func(r *csi.CreateSnapshotResponse) {
@@ -123,8 +123,8 @@ func legalDrivers() []legal {
 		{name: "unknown parameters are ignored", unary: before(func(r *csi.CreateVolumeRequest) {
 			maps.DeleteFunc(r.Parameters, func(k, _ string) bool { return k != "iops" && k != "throughput" })
 		})},
-		{name: "expands while not published alone", unary: offlineExpansion()},
-		{name: "copies what is not published alone", unary: offlineCopies()},
+		{name: "expands only while not published", unary: offlineExpansion()},
+		{name: "copies only what is not published", unary: offlineCopies()},
 		{name: "lists lag", unary: lagging(50 * time.Millisecond)},
 	}, withoutEach())
 }

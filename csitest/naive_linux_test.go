@@ -197,7 +197,7 @@ type naiveResult struct {
 // and paths without a check, from pools at every depth, nothing changes but the pool and
 // csicheck's own directory. And the rule finds these drivers.
 //
-// All of it happens in a second process, in a mount namespace of its own whose root is a
+// All of it happens in a second process, in its own mount namespace whose root is a
 // tmpfs with the programs of this machine mounted read-only. A rule that is wrong damages
 // that.
 func TestHarmless(t *testing.T) {
@@ -240,7 +240,7 @@ func TestHarmlessSeesHarm(t *testing.T) {
 	}
 }
 
-// naiveProcess runs naiveMain in a mount namespace of its own.
+// naiveProcess runs naiveMain in its own mount namespace.
 func naiveProcess(t *testing.T, what string) (all []naiveResult) {
 	t.Helper()
 	cmd := gate.RoleCommand(t.Context(), "naive", t.TempDir(), what)
@@ -256,7 +256,7 @@ func naiveProcess(t *testing.T, what string) (all []naiveResult) {
 	return all
 }
 
-// naiveMain is the role: it enters a root of its own and prints results.
+// naiveMain is the role: it enters its own root and prints results.
 func naiveMain() {
 	if err := privateRoot(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, "private root:", err)

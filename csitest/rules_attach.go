@@ -11,7 +11,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.publish.idempotent", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a volume that is published to the node already is published again with OK",
-		Why:   "external-attacher repeats the call at every restart.",
+		Why:   "external-attacher retries the call at every restart.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			v := c.volume().attach()
@@ -32,7 +32,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.publish.node-missing", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a node that does not exist is NOT_FOUND",
-		Why:   "A volume that is published to nowhere is published for ever: no node unpublishes it.",
+		Why:   "A volume that is published to a node that does not exist stays published: no node unpublishes it.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
@@ -68,7 +68,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.unpublish.idempotent", Level: Must, Spec: "ControllerUnpublishVolume",
 		Title: "a volume that is not published is unpublished with OK",
-		Why:   "The CO repeats the call until it hears OK, and keeps the VolumeAttachment until then.",
+		Why:   "The CO retries the call until it receives OK, and keeps the VolumeAttachment until then.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -81,7 +81,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.unpublish.every-node", Level: Must, Spec: "ControllerUnpublishVolume",
 		Title: "ControllerUnpublishVolume without node_id unpublishes from every node",
-		Why:   "That is how a CO clears a volume whose nodes it no longer knows. Afterwards the volume can be published otherwise than before.",
+		Why:   "A CO does this for a volume whose nodes it no longer knows. Afterwards the volume can be published with other arguments.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
 		check: func(c *ruleRun) {
 			v := c.volume().attach()
@@ -96,7 +96,7 @@ var attachRules = []Rule{
 	{
 		ID: "controller.unpublish.volume-missing", Level: Should, Spec: "ControllerUnpublishVolume",
 		Title: "a volume that does not exist any more is unpublished with OK",
-		Why:   "external-attacher keeps the VolumeAttachment, and the node its finalizer, until it hears OK.",
+		Why:   "external-attacher keeps the VolumeAttachment, and the node its finalizer, until it receives OK.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -152,7 +152,7 @@ var capacityRules = []Rule{
 	{
 		ID: "controller.capacity.nowhere", Level: Must, Spec: "GetCapacity",
 		Title: "there is no capacity in a place that does not exist",
-		Why:   "The answer is for volumes accessible from the place that was asked for. A sum of everything in every answer counts the storage once per place.",
+		Why:   "The answer is for volumes accessible from the requested topology. A sum of everything in every answer counts the storage once per place.",
 		Needs: needs(createVolume, getCapacity, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			req := c.capacityRequest()

@@ -81,7 +81,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.create.conflict-access-mode", Level: Must, Spec: "CreateVolume",
 		Title: "a taken name with an access mode that the volume does not have is not OK",
-		Why:   "OK would let the CO publish the volume in a way for which it was not made. Whether it has the mode is asked with ValidateVolumeCapabilities.",
+		Why:   "OK would let the CO publish the volume in a mode that it does not have. ValidateVolumeCapabilities is the call that checks for a mode.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume(withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER))
@@ -117,7 +117,7 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.create.several", Level: Must, Spec: "CreateVolume",
-		Title: "two names are two volumes, and the deletion of one leaves the other",
+		Title: "two names are two volumes, and the deletion of one keeps the other",
 		Why:   "Two requests are the same if their names are.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -131,8 +131,8 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.delete.late", Level: Should, Spec: "DeleteVolume",
-		Title: "a delayed retry of DeleteVolume does not delete the volume that has the name now",
-		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
+		Title: "a delayed retry of DeleteVolume does not delete the successor of that name",
+		Why:   "A call that timed out may arrive late. An ID that is reused makes it delete the successor.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			old := c.volume()
@@ -160,7 +160,7 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.unpublish.late", Level: Should, Spec: "ControllerUnpublishVolume",
-		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the volume that has the name now",
+		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the successor of that name",
 		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
 		check: func(c *ruleRun) {
@@ -187,7 +187,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
 		Title: "a volume is unpublished with OK from a node that does not exist",
-		Why: "Nodes vanish with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
+		Why: "Nodes are lost with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
 			"driver that cannot determine that the volume is safe.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
@@ -211,7 +211,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.publish.access-type", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "a volume is not published with an access type that it does not have",
-		Why:   "The node would format, or mount, what a database writes raw. Whether the volume has the type is asked with ValidateVolumeCapabilities.",
+		Why:   "The node would format, or mount, what a database writes raw. ValidateVolumeCapabilities is the call that checks for a type.",
 		Needs: needs(createVolume, attachVolume, mountAccess, blockAccess),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -13,7 +13,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
 		Title: "the same request again returns the same volume",
-		Why:   "The CO repeats CreateVolume with the same name after a timeout or a crash. A second volume would never be deleted by anybody.",
+		Why:   "The CO retries CreateVolume with the same name after a timeout or a crash. A second volume would be orphaned.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -37,7 +37,7 @@ var createRules = []Rule{
 	},
 	{
 		ID: "controller.create.conflict-access-type", Level: Must, Spec: "CreateVolume",
-		Title: "a name that is taken by a volume that cannot be used as asked for is ALREADY_EXISTS",
+		Title: "a name that is taken by a volume that cannot be used as requested is ALREADY_EXISTS",
 		Why: "A volume with a file system and a raw block volume under one name are two things, unless every volume of the driver can be used as both. " +
 			"Whether it can is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume, mountAccess, blockAccess),
@@ -77,7 +77,7 @@ var createRules = []Rule{
 	},
 	{
 		ID: "controller.create.bad-range", Level: Must, Spec: "CapacityRange",
-		Title: "a range that is negative, empty or upside down is refused",
+		Title: "a range that is negative, empty or inverted is refused",
 		Why:   "Neither end may be negative, one must not be zero, and no volume is larger than its limit. The driver must not guess what was meant.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
@@ -182,7 +182,7 @@ var createRules = []Rule{
 	},
 	{
 		ID: "controller.create.source-reported", Level: Must, Spec: "Volume",
-		Title: "a volume from a source names that source, also when asked again",
+		Title: "a volume from a source names that source, also in the answer to a retry",
 		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {

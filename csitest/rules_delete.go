@@ -5,8 +5,8 @@ import "google.golang.org/grpc/codes"
 var deleteRules = []Rule{
 	{
 		ID: "controller.delete.idempotent", Level: Must, Spec: "DeleteVolume",
-		Title: "a volume that is deleted already, or never was, is deleted with OK",
-		Why:   "The CO repeats DeleteVolume when it did not hear the answer. An error would keep the PersistentVolume for ever.",
+		Title: "a volume that is already deleted, or never existed, is deleted with OK",
+		Why:   "The CO retries DeleteVolume when it did not receive the answer. An error would keep the PersistentVolume forever.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -19,7 +19,7 @@ var deleteRules = []Rule{
 	{
 		ID: "controller.delete.attached", Level: Should, Spec: "DeleteVolume",
 		Title: "a volume that is published to a node is not deleted: FAILED_PRECONDITION",
-		Why:   "The pod's data would vanish below it. The CO backs off and tries again when the volume is no longer in use.",
+		Why:   "The pod would lose its data while it runs. The CO backs off and tries again when the volume is no longer in use.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			v := c.volume().attach()

@@ -8,7 +8,7 @@ import (
 var expandRules = []Rule{
 	{
 		ID: "controller.expand.grows", Level: Must, Spec: "ControllerExpandVolume",
-		Title: "a volume grows to required_bytes, and a repeat is OK",
+		Title: "a volume grows to required_bytes, and a retry is OK",
 		Why:   "external-resizer retries the call until OK, and records the capacity that is returned.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
@@ -47,7 +47,7 @@ var expandRules = []Rule{
 	},
 	{
 		ID: "controller.expand.bad-range", Level: Must, Spec: "ControllerExpandVolume",
-		Title: "a range that is negative, empty or upside down is refused, and the volume stays as it is",
+		Title: "a range that is negative, empty or inverted is refused, and the volume stays as it is",
 		Why:   "Neither end may be negative, one must not be zero, and no volume is larger than its limit.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {

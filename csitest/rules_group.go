@@ -39,7 +39,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.delete.idempotent", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
 		Title: "a group that does not exist is deleted with OK",
-		Why:   "The CO repeats the call until it hears OK.",
+		Why:   "The CO retries the call until it receives OK.",
 		Needs: needs(groupService),
 		check: func(c *ruleRun) {
 			send(c, c.Group.DeleteVolumeGroupSnapshot, &csi.DeleteVolumeGroupSnapshotRequest{
@@ -94,7 +94,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.members-listed", Level: Must, Spec: "ListSnapshots",
 		Title: "the members of a group are in ListSnapshots, with their group",
-		Why:   "All snapshots are listed, however they were made. Without group_snapshot_id the CO deletes them one by one.",
+		Why:   "All snapshots are listed, however they were created. Without group_snapshot_id the CO deletes them one by one.",
 		Needs: needs(createVolume, groupService, listSnapshots),
 		check: func(c *ruleRun) {
 			g := c.group(c.volume(), c.volume())
@@ -110,7 +110,7 @@ var groupRules = []Rule{
 	},
 	{
 		ID: "group.create.restores", Level: Must, Spec: "CreateVolumeGroupSnapshot",
-		Title: "a volume can be made from every member of a group",
+		Title: "a volume can be created from every member of a group",
 		Why:   "That is what the group is for.",
 		Needs: needs(createVolume, createSnapshot, groupService),
 		check: func(c *ruleRun) {
@@ -146,7 +146,7 @@ var groupRules = []Rule{
 	},
 	{
 		ID: "group.delete.members", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
-		Title: "a group's members are deleted with it, and a repeat is OK",
+		Title: "a group's members are deleted with it, and a retry is OK",
 		Why:   "The CO does not delete them one by one.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
@@ -213,7 +213,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.survives-volumes", Level: Should, Spec: "DeleteVolume",
 		Title: "a group is usable after its volumes are deleted, or keeps them from being deleted",
-		Why:   "A backup that vanishes with the volumes is none.",
+		Why:   "A backup must not depend on the volumes.",
 		Needs: needs(createVolume, createSnapshot, groupService),
 		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()

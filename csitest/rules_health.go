@@ -31,7 +31,7 @@ func (c *ruleRun) listHealth(n int32) (all []*csi.VolumeHealth) {
 var healthRules = []Rule{
 	{
 		ID: "controller.health.get", Level: Must, Spec: "ControllerGetVolumeHealth",
-		Title: "the health of a volume is that of the volume that was asked for",
+		Title: "the health is that of the requested volume",
 		Why:   "The monitor writes it to the claim.",
 		Needs: needs(createVolume, volumeHealth),
 		check: func(c *ruleRun) {
@@ -44,7 +44,7 @@ var healthRules = []Rule{
 	},
 	{
 		ID: "controller.health.healthy", Level: Should, Spec: "ControllerGetVolumeHealth",
-		Title: "a volume that was just made has no problem",
+		Title: "a new volume has no problem",
 		Why:   "An alarm that is always on is none.",
 		Needs: needs(createVolume, volumeHealth),
 		check: func(c *ruleRun) {
@@ -93,7 +93,7 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.list-pages", Level: Must, Spec: "ControllerListVolumeHealth",
 		Title: "pages have at most max_entries, and no volume is on two",
-		Why:   "The CO has made room for so many.",
+		Why:   "The CO has allocated room for so many.",
 		Needs: needs(createVolume, listVolumeHealth),
 		check: func(c *ruleRun) {
 			c.volume()
@@ -110,7 +110,7 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.list-deleted", Level: Must, Spec: "ControllerListVolumeHealth",
 		Title: "a volume that was deleted is not in the list",
-		Why:   "An alarm about a volume that no longer exists stays for ever.",
+		Why:   "An alarm about a volume that no longer exists stays forever.",
 		Needs: needs(createVolume, listVolumeHealth),
 		check: func(c *ruleRun) {
 			v := c.volume()

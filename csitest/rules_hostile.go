@@ -36,7 +36,7 @@ var hostileRules = []Rule{
 	{
 		ID: "hostile.paths", Level: Should, Spec: "NodePublishVolume",
 		Title: "a path that is relative, contains a NUL or is longer than the system allows is refused",
-		Why:   "A relative path would lead to the driver's working directory, which the CO does not know. A repeat of the call is in vain.",
+		Why:   "A relative path would lead to the driver's working directory, which the CO does not know. A retry cannot succeed.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
@@ -51,7 +51,7 @@ var hostileRules = []Rule{
 					return
 				}
 				if a.is(codes.OK, codes.Internal) || uncertain(a.Err) {
-					a.wrong("InvalidArgument, or another code that says what is wrong, and that a repeat is in vain")
+					a.wrong("InvalidArgument, or another final code that names the problem")
 				}
 			}
 		},

@@ -155,7 +155,7 @@ var concurrencyRules = []Rule{
 	{
 		ID: "controller.parallel.many-names", Level: Must, Spec: "Concurrency",
 		Title: "sixteen concurrent requests with different names create sixteen volumes",
-		Why:   "A StatefulSet asks for them so. IDs that come from a clock or from a counter without a lock are there twice.",
+		Why:   "A StatefulSet does this. IDs from a clock, or from a counter without a lock, are not unique.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			ids := make([]string, 16)

@@ -43,7 +43,7 @@ var kernelRules = []Rule{
 	{
 		ID: "node.publish.readonly-enforced", Level: Must, Spec: "NodePublishVolume",
 		Title: "a volume that is published readonly cannot be written",
-		Why:   "The pod was promised, and its neighbours rely on it. A flag that is only recorded protects nothing.",
+		Why:   "The pod specification says readOnly, and other pods rely on it. A flag that is only recorded protects nothing.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
@@ -55,7 +55,7 @@ var kernelRules = []Rule{
 	},
 	{
 		ID: "node.publish.keeps-data", Level: Must, Spec: "NodePublishVolume",
-		Title: "data is there again after the volume was taken down and brought up",
+		Title: "data survives unpublish, unstage and detach",
 		Why:   "Formatting, or mounting something else, shows here before it shows in production.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
@@ -84,7 +84,7 @@ var kernelRules = []Rule{
 	{
 		ID: "node.publish.block-device", Level: Must, Spec: "NodePublishVolume",
 		Title: "the target of a raw block volume is a block device of the volume's size",
-		Why:   "A plain file takes the pod's writes as well, and they are lost. The size must lie within the range that was asked for.",
+		Why:   "A plain file takes the pod's writes as well, and they are lost. The size must lie within the requested range.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume(block).up("a")

@@ -65,7 +65,7 @@ var metadataRules = []Rule{
 	{
 		ID: "snapshot.metadata.within-volume", Level: Must, Spec: "GetMetadataAllocated",
 		Title: "no block ends behind volume_capacity_bytes",
-		Why:   "The reader has made a target of that size.",
+		Why:   "The reader has created a target of that size.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
@@ -179,7 +179,7 @@ var metadataRules = []Rule{
 	{
 		ID: "snapshot.metadata.delta-within-allocated", Level: Must, Spec: "GetMetadataDelta",
 		Title: "a delta and the stream of all blocks have the same volume_capacity_bytes",
-		Why:   "The reader makes the target by the one and writes it by the other.",
+		Why:   "The reader creates the target with the one size and writes it by the other.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			base, target := c.twoSnapshots()

@@ -29,7 +29,7 @@ var modifyRules = []Rule{
 	{
 		ID: "controller.modify.idempotent", Level: Must, Spec: "ControllerModifyVolume",
 		Title: "parameters can be set, and set again to the same",
-		Why:   "external-resizer repeats the call until it hears OK.",
+		Why:   "external-resizer retries the call until it receives OK.",
 		Needs: needs(createVolume, modifyVolume, mutable),
 		check: func(c *ruleRun) {
 			v := c.volume()

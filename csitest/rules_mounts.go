@@ -88,9 +88,9 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.stage.after-cancel", Level: Must, Spec: "Timeouts",
-		Title: "calls that were cancelled succeed when they are repeated, and are undone when they are not",
+		Title: "cancelled calls succeed when they are retried, and can be undone when they are not",
 		Why: "kubelet cancels the call after two minutes, and calls again half a second later, or, if the pod is gone, unpublishes and unstages, while the first " +
-			"call may still be at work. ABORTED is allowed meanwhile, but has to end.",
+			"call may still be in flight. ABORTED is allowed meanwhile, but has to end.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			for _, after := range []time.Duration{time.Millisecond, 5 * time.Millisecond, 25 * time.Millisecond} {
@@ -121,7 +121,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.parallel", Level: Must, Spec: "NodePublishVolume",
 		Title: "several pods are published and unpublished concurrently",
-		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a repeat " +
+		Why: "A node that comes back starts all its pods. kubelet unpublishes for different pods in parallel. ABORTED is allowed, but has to end: a retry " +
 			"succeeds.",
 		Needs: needs(createVolume, nodeService, manyWriters),
 		check: func(c *ruleRun) {
@@ -270,7 +270,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.kubelet-restarts", Level: Must, Spec: "NodePublishVolume",
 		Title: "a kubelet that restarts stages and publishes everything again, and no mount changes",
-		Why: "Pods run on meanwhile. A new mount at the target does not reach them: they keep the old one, which is never unmounted then. The number that the kernel assigns " +
+		Why: "Pods keep running meanwhile. A new mount at the target does not reach them: they keep the old one, which is never unmounted then. The number that the kernel assigns " +
 			"every mount is compared.",
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
@@ -307,7 +307,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.publish.block-readonly", Level: Must, Spec: "NodePublishVolume",
 		Title: "a raw block volume that is published readonly cannot be written",
-		Why:   "A device node can be opened for writing whatever was promised, unless the driver makes the device read-only.",
+		Why:   "A device node can be opened for writing, whatever the request said, unless the driver makes the device read-only.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume(block).attach().stage()
@@ -325,7 +325,7 @@ var mountRules = []Rule{
 	},
 	{
 		ID: "node.publish.block-data", Level: Must, Spec: "NodePublishVolume",
-		Title: "what is written to a raw block volume is there after it was taken down and brought up",
+		Title: "data on a raw block volume survives unpublish, unstage and detach",
 		Why:   "A driver that formats, wipes or confuses devices shows here before it shows in production.",
 		Needs: needs(createVolume, nodeService, blockAccess, kernelView),
 		check: func(c *ruleRun) {

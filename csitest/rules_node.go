@@ -33,7 +33,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.unstage.idempotent", Level: Must, Spec: "NodeUnstageVolume",
 		Title: "a volume that is not staged is unstaged with OK",
-		Why:   "kubelet repeats the call for ever; an error keeps the volume attached to the node.",
+		Why:   "kubelet retries the call forever; an error keeps the volume attached to the node.",
 		Needs: needs(createVolume, stageVolume),
 		check: func(c *ruleRun) {
 			v := c.volume().attach()
@@ -78,7 +78,7 @@ var nodeRules = []Rule{
 	},
 	{
 		ID: "node.publish.creates-target", Level: Must, Spec: "NodePublishVolume",
-		Title: "NodePublishVolume makes the target path, as a directory for a file system",
+		Title: "NodePublishVolume creates the target path, as a directory for a file system",
 		Why:   "kubelet creates only the parent directory.",
 		Needs: needs(createVolume, nodeService, mountAccess),
 		check: func(c *ruleRun) {
@@ -124,7 +124,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.unpublish.idempotent", Level: Must, Spec: "NodeUnpublishVolume",
 		Title: "a volume that is not published at the path is unpublished with OK",
-		Why:   "kubelet repeats the call for ever; an error keeps the pod from ending.",
+		Why:   "kubelet retries the call forever; an error keeps the pod from ending.",
 		Needs: needs(createVolume, nodeService),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a").unpublish("a")

@@ -33,7 +33,7 @@ func (c *ruleRun) underChurn(page func(token string) (ids []string, next string,
 			}
 		}
 	}
-	c.fail("an end of the list within ten times from the beginning", "ABORTED, or next_token, for ever")
+	c.fail("an end of the list within ten times from the beginning", "ABORTED, or next_token, forever")
 	return nil
 }
 
@@ -48,7 +48,7 @@ func onceEach(c *ruleRun, seen map[string]int, ids []string) {
 var pagingRules = []Rule{
 	{
 		ID: "controller.list.churn", Level: Should, Spec: "ListVolumes",
-		Title: "a volume that is there throughout is on the pages once while others come and go",
+		Title: "a volume that exists throughout is listed exactly once while others are created and deleted",
 		Why:   churnWhy,
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
@@ -76,7 +76,7 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.list-churn", Level: Should, Spec: "ListSnapshots",
-		Title: "a snapshot that is there throughout is on the pages once while others come and go",
+		Title: "a snapshot that exists throughout is listed exactly once while others are created and deleted",
 		Why:   churnWhy,
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
@@ -104,8 +104,8 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.list.large-max", Level: Must, Spec: "ListVolumes",
-		Title: "the largest max_entries is no error",
-		Why:   "It is more than there are. A driver that makes room for it first dies.",
+		Title: "the largest max_entries is accepted",
+		Why:   "It exceeds the number of entries. A driver that allocates memory for it crashes.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -118,8 +118,8 @@ var pagingRules = []Rule{
 	},
 	{
 		ID: "controller.list.token-again", Level: Should, Spec: "ListVolumes",
-		Title: "a page that is asked for twice is the same page",
-		Why:   "The CO repeats a call that timed out. A token that works once loses a page, and the volumes on it.",
+		Title: "a page that is requested twice is the same page",
+		Why:   "The CO retries a call that timed out. A token that works once loses a page, and the volumes on it.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
 			c.volume()

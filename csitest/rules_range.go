@@ -54,7 +54,7 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.create.existing-compatible", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume whose size suits is OK",
-		Why:   "Idempotency is by what was asked for: the volume that is there is compatible with the range.",
+		Why:   "The existing volume is compatible with the requested range, which is what idempotency demands.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -140,7 +140,7 @@ var rangeRules = []Rule{
 	},
 	{
 		ID: "controller.expand.after-later", Level: Must, Spec: "ControllerExpandVolume",
-		Title: "a late repeat of an earlier, smaller expansion leaves the volume as large as it is",
+		Title: "a delayed retry of an earlier, smaller expansion leaves the volume as large as it is",
 		Why:   "Calls that timed out may arrive after those that came later. The answer has the actual size.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {

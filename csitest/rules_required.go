@@ -55,7 +55,7 @@ func required(area, method string, request func(*ruleRun) proto.Message, fields 
 		ID: area + ".required-fields", Level: Must, Spec: method,
 		Title: method + " without a required field is INVALID_ARGUMENT",
 		Why: "The CO learns from INVALID_ARGUMENT that the request itself is wrong and must change. A driver that guesses acts on the " +
-			"wrong object. Each required field is left out of a request that is good otherwise.",
+			"wrong object. Each required field is left out of an otherwise valid request.",
 		Needs: need,
 		check: func(c *ruleRun) {
 			service := "Controller"

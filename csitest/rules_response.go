@@ -22,7 +22,7 @@ var responseRules = []Rule{
 	},
 	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
 	response("non-negative", "sizes are not negative", "A negative size becomes a huge one when it is converted to unsigned."),
-	response("positive", "fields that must be positive are", "A block of no bytes makes a backup run for ever."),
+	response("positive", "fields that must be positive are", "A block of no bytes makes a backup run forever."),
 	response("timestamp", "timestamps are valid and not zero", "Retention deletes the oldest first, and 1970 is old."),
 	response("plugin-name", "the plugin's name is a domain name", "The name is part of paths, labels and object names in Kubernetes."),
 	response("topology-key", "topology keys are legal, and differ by more than case", "kubelet refuses to register a node with an illegal label."),

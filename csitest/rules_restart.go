@@ -40,7 +40,7 @@ var restartRules = []Rule{
 	},
 	{
 		ID: "restart.node-continues", Level: Must, Spec: "NodePublishVolume",
-		Title: "after a kill staged and published volumes are staged and published again with OK, and come down",
+		Title: "after a kill, staged and published volumes can be staged and published again with OK, and be unpublished and unstaged",
 		Why:   "Drivers are killed by upgrades and by the kernel. kubelet does not notice and continues where it was.",
 		Needs: needs(createVolume, nodeService, restartable),
 		check: func(c *ruleRun) {

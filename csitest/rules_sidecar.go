@@ -68,7 +68,7 @@ var sidecarRules = func() (rules []Rule) {
 		rules = append(rules, Rule{
 			ID: "sidecar." + s.name, Level: Must, Spec: s.name,
 			Title: "the calls of " + s.name + " at its start are answered within its timeouts",
-			Why: "A sidecar that does not get its answer exits, and Kubernetes has its container, or the driver's, restarted, for ever if the answer never comes in time. " +
+			Why: "A sidecar that does not get its answer exits, and Kubernetes restarts its container, or the driver's, forever if the answer never comes in time. " +
 				"Asked is: " + s.text() + ". Three tries are made.",
 			Needs: s.needs, Timeout: 3 * time.Minute,
 			check: s.check,

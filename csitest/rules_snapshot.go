@@ -10,7 +10,7 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.idempotent", Level: Must, Spec: "CreateSnapshot",
 		Title: "the same request again returns the same snapshot",
-		Why:   "csi-snapshotter repeats CreateSnapshot until ready_to_use. A second snapshot would never be deleted by anybody.",
+		Why:   "csi-snapshotter retries CreateSnapshot until ready_to_use. A second snapshot would be orphaned.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()
@@ -58,7 +58,7 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.delete-idempotent", Level: Must, Spec: "DeleteSnapshot",
 		Title: "a snapshot that is deleted already, or never was, is deleted with OK",
-		Why:   "csi-snapshotter repeats DeleteSnapshot until it hears OK, and keeps the VolumeSnapshotContent until then.",
+		Why:   "csi-snapshotter retries DeleteSnapshot until it receives OK, and keeps the VolumeSnapshotContent until then.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
@@ -70,7 +70,7 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.survives-volume", Level: Should, Spec: "DeleteVolume",
 		Title: "a snapshot is usable after its volume is deleted, or keeps the volume from being deleted",
-		Why: "A backup that vanishes with the volume is none. A driver whose snapshots need the volume answers " +
+		Why: "A backup must not depend on the volume. A driver whose snapshots need the volume answers " +
 			"FAILED_PRECONDITION to DeleteVolume, and leaves the volume untouched.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {

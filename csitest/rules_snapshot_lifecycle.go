@@ -85,7 +85,7 @@ var snapshotLifecycleRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.size-enough", Level: Must, Spec: "Snapshot",
-		Title: "a volume of size_bytes can be made from the snapshot",
+		Title: "a volume of size_bytes can be created from the snapshot",
 		Why:   "size_bytes is what a volume needs at least to hold the snapshot. external-provisioner refuses claims that are smaller.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
@@ -99,7 +99,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.list-agrees", Level: Must, Spec: "ListSnapshots",
 		Title: "ListSnapshots and CreateSnapshot return the same snapshot",
-		Why:   "csi-snapshotter asks ListSnapshots for the status of snapshots that it did not make itself.",
+		Why:   "csi-snapshotter asks ListSnapshots for the status of snapshots that it did not create itself.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
 			s := c.volume().snapshot()
@@ -139,7 +139,7 @@ var snapshotLifecycleRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.list-both-filters", Level: Must, Spec: "ListSnapshots",
-		Title: "a snapshot is listed if it has the ID and the source that are asked for, both",
+		Title: "a snapshot is listed if it has both the requested ID and the requested source",
 		Why:   "Every filter narrows the list. A driver that applies only one shows another volume's snapshot.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
@@ -245,8 +245,8 @@ var snapshotLifecycleRules = []Rule{
 	},
 	{
 		ID: "controller.snapshot.late-delete", Level: Should, Spec: "DeleteSnapshot",
-		Title: "a late repeat of DeleteSnapshot does not delete the snapshot that has the name now",
-		Why:   "A call that timed out may arrive late. An ID that is used a second time makes it delete what was made since.",
+		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name",
+		Why:   "A call that timed out may arrive late. An ID that is reused makes it delete the successor.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			v := c.volume()

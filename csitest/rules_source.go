@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A source is one of the two kinds of what a volume can be made from.
+// A source is one of the two kinds of what a volume can be created from.
 type source struct {
 	kind string // in rule ids
 	noun string
@@ -93,8 +93,8 @@ func (s source) rules() []Rule {
 		},
 		{
 			ID: id + "larger", Level: Must, Spec: "CreateVolume",
-			Title: "a volume larger than its " + s.noun + " has the size that was asked for, or is OUT_OF_RANGE",
-			Why:   "capacity_range is honoured with a source as well: the user has asked for room.",
+			Title: "a volume larger than its " + s.noun + " has the requested size, or is OUT_OF_RANGE",
+			Why:   "capacity_range is honoured with a source as well: the user needs the room.",
 			Needs: needs(createVolume, s.need),
 			check: func(c *ruleRun) {
 				req := c.createRequest()
@@ -170,7 +170,7 @@ func (s source) rules() []Rule {
 		},
 		{
 			ID: id + "data-source-deleted", Level: Must, Spec: "CreateVolume",
-			Title: "the data is there after its " + s.noun + " was deleted",
+			Title: "the data survives the deletion of its " + s.noun,
 			Why:   "A copy that shares blocks with its source must not lose them with it.",
 			Needs: needs(createVolume, s.need, nodeService, kernelView),
 			check: func(c *ruleRun) {
@@ -296,7 +296,7 @@ var unsupportedSources = []Rule{
 	},
 	{
 		ID: "source.clone.reported", Level: Must, Spec: "Volume",
-		Title: "a clone names its source, also when asked again",
+		Title: "a clone names its source, also in the answer to a retry",
 		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, cloneVolume),
 		check: func(c *ruleRun) {

@@ -80,8 +80,8 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.create.requisite", Level: Must, Spec: "TopologyRequirement",
-		Title: "a volume that is asked for where the node is can be accessed from there",
-		Why:   "The pod was scheduled first and the volume made for it. A volume elsewhere leaves the pod pending for ever.",
+		Title: "a volume that is requested for the topology of the node is accessible from it",
+		Why:   "The pod was scheduled first and the volume created for it. A volume elsewhere leaves the pod pending forever.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			here := c.place()
@@ -106,7 +106,7 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.create.next-preferred", Level: Must, Spec: "TopologyRequirement",
-		Title: "where the first of preferred cannot be had the next one is tried",
+		Title: "where the first of preferred cannot be satisfied the next one is tried",
 		Why:   "preferred is tried from first to last, and the rest of requisite then. external-provisioner puts the selected node first.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
@@ -136,7 +136,7 @@ var topologyRules = []Rule{
 		ID: "topology.create.unsatisfiable", Level: Must, Spec: "CreateVolume",
 		Title: "a volume in a place that does not exist is RESOURCE_EXHAUSTED",
 		Why: "external-provisioner has the pod rescheduled after RESOURCE_EXHAUSTED. Another code makes it try the same " +
-			"place for ever, and OK means a volume that no pod can use.",
+			"place forever, and OK means a volume that no pod can use.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -150,8 +150,8 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.create.nothing-left", Level: Should, Spec: "CreateVolume",
-		Title: "a name that was refused for its place is free for another place",
-		Why:   "The repeat asks for another node's place. What the first call has left there must not stand in its way.",
+		Title: "a name that was refused for its topology can be used with another one",
+		Why:   "The retry asks for the topology of another node. What the first call has left behind must not make it fail.",
 		Needs: needs(createVolume, volumeTopology, nodeService),
 		check: func(c *ruleRun) {
 			here := c.place()
@@ -200,7 +200,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.empty", Level: Must, Spec: "TopologyRequirement",
 		Title: "accessibility_requirements without requisite and preferred is INVALID_ARGUMENT",
-		Why:   "One of the two is required. A driver that takes it for no requirement may make the volume where no pod can use it.",
+		Why:   "One of the two is required. A driver that takes it for no requirement may create the volume where no pod can use it.",
 		Needs: needs(createVolume, volumeTopology),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -223,7 +223,7 @@ var topologyRules = []Rule{
 	},
 	{
 		ID: "topology.clone-place", Level: Must, Spec: "CreateVolume",
-		Title: "a clone that is asked for where its source cannot be copied to is not created elsewhere",
+		Title: "a clone that is requested where its source cannot be copied to is not created elsewhere",
 		Why:   "accessibility_requirements bind for a volume with a source as well. RESOURCE_EXHAUSTED makes the scheduler choose another node.",
 		Needs: needs(createVolume, volumeTopology, cloneVolume, nodeService),
 		check: func(c *ruleRun) {

@@ -9,8 +9,8 @@ import (
 var validateRules = []Rule{
 	{
 		ID: "controller.validate.confirms", Level: Must, Spec: "ValidateVolumeCapabilities",
-		Title: "the capabilities that a volume was made for are confirmed as they were sent",
-		Why:   "The CO compares what is confirmed with what it asked for.",
+		Title: "the capabilities that a volume was created with are confirmed as they were sent",
+		Why:   "The CO compares what is confirmed with its request.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()

@@ -8,7 +8,7 @@ import (
 )
 
 // A secret is planted in every request of CSI that has a field for one, whatever the
-// rule that looks for it.
+// rule that searches for it.
 func TestPlantedEverywhere(t *testing.T) {
 	target, cfg := reference(t, defect{})
 	cfg.Rules = []string{"secrets.not-logged"}
@@ -36,7 +36,7 @@ func TestPlantedEverywhere(t *testing.T) {
 	}
 }
 
-// The run's secrets go into requests that a rule sends several times at once.
+// The run's secrets go into requests that a rule sends several times concurrently.
 func TestSecretsInParallel(t *testing.T) {
 	target, cfg := reference(t, defect{})
 	cfg.Rules, cfg.Secrets = []string{"controller.create.parallel", "controller.create.idempotent", "secrets."}, map[string]string{"password": "x"}

@@ -49,8 +49,8 @@ func TestReference(t *testing.T) {
 	})
 }
 
-// A rule needs no other before it: csicheck -rules runs it alone, and what is found
-// out once for a run may be asked for first by calls that go at the same time.
+// A rule needs no other before it: csicheck -rules may run it without others, and what is
+// probed once for a run may be needed first by concurrent calls.
 func TestReferenceRuleByRule(t *testing.T) {
 	for _, rule := range Rules() {
 		if rule.check == nil || elsewhere[rule.ID] != "" {
@@ -93,7 +93,7 @@ func TestDefects(t *testing.T) {
 }
 
 // sampleRules are some that together bring about every RPC, with success and with an
-// error, as far as the rules do at all, and all the judges.
+// error, as far as the rules do at all, and all that check recorded calls.
 func sampleRules(t *testing.T) (ids []string) {
 	target, cfg := reference(t, defect{})
 	report, err := Check(t.Context(), target, cfg)
@@ -149,8 +149,8 @@ func beside(d defect) (patterns []string) {
 	return patterns
 }
 
-// A judge that has seen nothing but the questions of the beginning does not pass.
-func TestJudgesAlone(t *testing.T) {
+// A rule that checks recorded calls does not pass if there are only those of the start.
+func TestNoCallsToCheck(t *testing.T) {
 	target, cfg := reference(t, defect{})
 	cfg.Rules = []string{"response.", "status."}
 	report, err := Check(t.Context(), target, cfg)

@@ -62,7 +62,7 @@ func TestTortureReference(t *testing.T) {
 
 var tortureDefects = []struct {
 	name  string
-	words string // of the failure, if it shows in one way alone
+	words string // of the failure, if it shows in only one way
 	kills int    // after which it is found; 0: 100
 	defect
 }{
@@ -89,7 +89,7 @@ var tortureDefects = []struct {
 		}
 		return nil, nil
 	})}},
-	{name: "lists the first page alone", defect: defect{unary: after(func(r *csi.ListVolumesResponse) { r.NextToken = "" })}},
+	{name: "lists only the first page", defect: defect{unary: after(func(r *csi.ListVolumesResponse) { r.NextToken = "" })}},
 	{name: "lists a volume twice", defect: defect{unary: after(func(r *csi.ListVolumesResponse) {
 		if n := len(r.GetEntries()); n > 0 {
 			r.Entries = append(r.Entries, r.GetEntries()[n-1])
@@ -114,8 +114,8 @@ var tortureDefects = []struct {
 			_ = os.WriteFile(newest, make([]byte, slotSize), 0o600)
 		}
 	}}},
-	{name: "has a snapshot of two moments", words: "no moment has them all", defect: defect{kernel: true, copied: func(from, to string) {
-		// What was written second since the cut goes into it, and what was written first
+	{name: "has a snapshot of two points in time", words: "no single point at which all were", defect: defect{kernel: true, copied: func(from, to string) {
+		// What was written second since the snapshot goes into it, and what was written first
 		// does not.
 		first := newestIn(from)
 		for range 100 {

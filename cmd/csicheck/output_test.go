@@ -194,7 +194,7 @@ func TestJUnit(t *testing.T) {
 	}
 }
 
-// The page stands alone, has every call of every rule in the lane of its volume, and what
+// The page needs no other file, has every call of every rule in the lane of its volume, and what
 // the driver said as text.
 func TestPage(t *testing.T) {
 	r := sample(t)

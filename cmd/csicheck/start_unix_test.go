@@ -62,11 +62,11 @@ func TestStart(t *testing.T) {
 	socket := filepath.Join(socketDir(t), "csi.sock")
 	_, _, err := csicheck(t, "-endpoint", "unix://"+socket, "-start", "echo last words; exit 3")
 	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "last words") {
-		t.Errorf("a driver that ends at once: %v", err)
+		t.Errorf("a driver that ends immediately: %v", err)
 	}
 }
 
-// -restart and -log are for a driver that somebody else runs.
+// -restart and -log are for a driver that was started elsewhere.
 func TestRestart(t *testing.T) {
 	dir := socketDir(t)
 	socket, log, pid := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "log"), filepath.Join(dir, "pid")

@@ -303,7 +303,7 @@ func TestKillAtEveryCall(t *testing.T) {
 	}
 }
 
-// What fails has not happened, the program is told so, and goes on.
+// What fails has not happened, the program gets the error, and continues.
 func TestFailAtEveryCall(t *testing.T) {
 	dir := t.TempDir()
 	s := start(t, dir)
@@ -349,7 +349,7 @@ func TestFailAtEveryCall(t *testing.T) {
 	}
 	s.Arm(0)
 	if s.Failed() {
-		t.Error("armed anew, and failed already")
+		t.Error("armed again, and failed already")
 	}
 }
 
@@ -484,7 +484,7 @@ func TestOlderChildren(t *testing.T) {
 }
 
 // A kill that meets threads on their way into and out of system calls, whose stops
-// the tracer has been told of but not looked at yet.
+// the tracer was notified of but has not handled yet.
 func TestKillOfABusyProgram(t *testing.T) {
 	dir := t.TempDir()
 	for range 100 {

@@ -1,5 +1,5 @@
-// Package gate gives a test of a storage driver the surroundings it needs,
-// and says what is missing instead of guessing from the uid.
+// Package gate provides a test of a storage driver with the environment it needs,
+// and reports what is missing instead of guessing from the uid.
 //
 // [Main], called from TestMain, runs the tests in a second process of the same
 // test binary, inside a private mount namespace (and a user namespace, when

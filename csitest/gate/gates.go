@@ -28,7 +28,7 @@ var (
 	root   = sync.OnceValue(func() error { return mayMount(probeRoot) })
 )
 
-// UserNS lets the test go on if tmpfs and bind mounts may be made here: root, or
+// UserNS lets the test continue if tmpfs and bind mounts are possible here: root, or
 // a user namespace that grants CAP_SYS_ADMIN over its own mount namespace. Block
 // file systems need Root.
 func UserNS(t testing.TB) {
@@ -36,7 +36,7 @@ func UserNS(t testing.TB) {
 	decide(t, gateUserNS, userNS())
 }
 
-// Root lets the test go on if a loop device can be configured and a block
+// Root lets the test continue if a loop device can be configured and a block
 // file system mounted. It does not promise every capability of root: see
 // Capability.
 func Root(t testing.TB) {
@@ -44,7 +44,7 @@ func Root(t testing.TB) {
 	decide(t, gateRoot, root())
 }
 
-// Tools lets the test go on if each of the programs is on PATH, to which Main
+// Tools lets the test continue if each of the programs is on PATH, to which Main
 // adds /usr/sbin and /sbin: that is where mkfs lives, and the PATH of ordinary
 // users often lacks them.
 func Tools(t testing.TB, names ...string) {
@@ -62,15 +62,15 @@ func Tools(t testing.TB, names ...string) {
 	decide(t, gateTools, err)
 }
 
-// Capability lets the test go on if the process holds each of the capabilities
+// Capability lets the test continue if the process holds each of the capabilities
 // (unix.CAP_SYS_RESOURCE and its like) effectively and in the initial user
-// namespace, where kernel code that calls capable() looks for them.
+// namespace, where kernel code that calls capable() expects them.
 func Capability(t testing.TB, caps ...int) {
 	t.Helper()
 	decide(t, gateCapability, checkCapabilities(caps))
 }
 
-// Modules lets the test go on if each of these parts of the kernel is there, loaded
+// Modules lets the test continue if each of these parts of the kernel is there, loaded
 // now where it is a module: nfsd, dm_flakey, scsi_debug and their like. It stays loaded.
 func Modules(t testing.TB, names ...string) {
 	t.Helper()

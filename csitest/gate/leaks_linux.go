@@ -20,7 +20,7 @@ const grace = time.Second
 // An inventory is what this process had before the tests.
 type inventory struct {
 	dir      string
-	private  bool // the mounts are ours alone
+	private  bool // no other process has the mounts
 	mounts   map[mount]bool
 	files    map[string]bool
 	children map[process]bool
@@ -62,7 +62,7 @@ func (v inventory) leaks() []leak {
 		}
 	}
 	all := mounts()
-	slices.Reverse(all) // the last mount is in the way of those below it
+	slices.Reverse(all) // the last mount hides those below it
 	for _, m := range all {
 		if !v.mounts[m] && (v.private || isBelow(m.point, v.dir)) {
 			found = append(found, leak{
@@ -126,7 +126,7 @@ func cleanRunDir(dir string) bool {
 		return found
 	}
 	left := false
-	// Killing a process hands its children to us, so look again; but not for ever,
+	// Killing a process hands its children to us, so check again; but not forever,
 	// because a process inside the kernel may not die.
 	deadline := time.Now().Add(5 * grace)
 	for found := settle(running); len(found) > 0 && time.Now().Before(deadline); found = running() {
@@ -280,7 +280,7 @@ func loopLeaks(dir string) []leak {
 		backing := strings.TrimSuffix(string(data), "\n")
 		// A backing file on a mount of a namespace that is gone is shown relative to
 		// that mount. What the creator called it is still the full path. Asking for it
-		// opens the device, which somebody else may be about to detach: do so only
+		// opens the device, which another process may be about to detach: do so only
 		// where the file is out of sight.
 		if _, err := os.Lstat(backing); err != nil && !isBelow(backing, dir) {
 			backing = statedBacking(name)

@@ -42,13 +42,13 @@ func Role(name string, fn func()) Option {
 }
 
 // RoleCommand returns a command that runs this test binary in a role given to
-// Main. Its environment is this process's; whoever replaces Env must
+// Main. Its environment is this process's; a caller that replaces Env must
 // keep what is there. If Main does not know the role, the command's Err says so:
 // without that the child would run the tests again, and their children too.
 func RoleCommand(ctx context.Context, name string, args ...string) *exec.Cmd {
 	exe, err := os.Executable()
 	if err == nil && surroundings.roles[name] == nil {
-		err = fmt.Errorf("gate: role %q is unknown: give gate.Role to gate.Main in TestMain", name)
+		err = fmt.Errorf("gate: role %q is unknown: pass gate.Role to gate.Main in TestMain", name)
 	}
 	cmd := exec.CommandContext(ctx, exe, args...)
 	cmd.Env = append(os.Environ(), envRole+"="+name)

@@ -14,10 +14,10 @@ import (
 )
 
 // run is either process of the pair: the outer one, which only starts the inner
-// one and cleans up, or the inner one, which is told its run directory.
+// one and cleans up, or the inner one, which gets its run directory from it.
 func run(m *testing.M) {
 	if dir, ok := os.LookupEnv(envRunDir); ok {
-		// A test that starts the test binary again gets a pair of its own.
+		// A test that starts the test binary again gets another pair.
 		_ = os.Unsetenv(envRunDir)
 		os.Exit(runTests(m, dir, makePrivate()))
 	}

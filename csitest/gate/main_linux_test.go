@@ -21,11 +21,11 @@ import (
 const envFixture = "GATE_TEST_FIXTURE"
 
 // TestFixture is what TestLeaks and others run in a process of their own. Each
-// fixture prints what the parent needs to know on a line of its own.
+// fixture prints what the parent needs to know on a separate line.
 func TestFixture(t *testing.T) {
 	fixture := os.Getenv(envFixture)
 	if fixture == "" {
-		t.Skip("run by other tests in a process of its own")
+		t.Skip("run by other tests in a separate process")
 	}
 	run := fixtures[fixture]
 	if run == nil {
@@ -122,7 +122,7 @@ func attach(t *testing.T, image string) {
 	fmt.Printf("said %s", out)
 }
 
-// runFixture runs a fixture in a test process of its own and returns its exit
+// runFixture runs a fixture in a separate test process and returns its exit
 // code, what the fixture said and everything that was printed.
 func runFixture(t *testing.T, cmd *exec.Cmd, fixture string, env ...string) (code int, said, output string) {
 	t.Helper()
@@ -211,7 +211,7 @@ func TestLeaks(t *testing.T) {
 
 func TestSignalsReachTheTests(t *testing.T) {
 	for _, reader := range []string{"stays", "goes away"} {
-		t.Run("whoever reads the output "+reader, func(t *testing.T) {
+		t.Run("reader of the output "+reader, func(t *testing.T) {
 			dir := t.TempDir()
 			cmd := exec.Command(os.Args[0], "-test.run=^TestFixture$")
 			cmd.Env = append(os.Environ(), envFixture+"=wait for a signal", "TMPDIR="+dir)

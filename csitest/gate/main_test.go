@@ -53,7 +53,7 @@ func TestRoleCommandEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// A recorder is a test whose end can be looked at.
+// A recorder is a test whose end can be checked.
 type recorder struct {
 	testing.TB
 	skipped, failed string
