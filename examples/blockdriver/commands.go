@@ -140,6 +140,6 @@ func fsck(configs []poolConfig, repair bool, stdout io.Writer) error {
 		fmt.Fprintln(stdout, "no problems")
 		return nil
 	}
-	fmt.Fprintf(stdout, "%d problems, of which -repair can repair %d\n", left, repairable)
+	fmt.Fprintf(stdout, "%d problems, %d of which -repair can repair\n", left, repairable)
 	return errProblems
 }

@@ -92,7 +92,7 @@ func TestFsck(t *testing.T) {
 	}
 	stay := []string{
 		"is missing", "metadata damaged", "not a file of the driver's", "left frozen", "holds data, and its metadata is missing", `node "n", which is unknown`,
-		"the record of a node cannot be parsed", "a group snapshot that was begun is damaged",
+		"the record of a node cannot be parsed", "the mark of an interrupted group snapshot is damaged",
 	}
 	repair := []string{
 		"an interrupted write", "a deletion that has ended", "an interrupted deletion", "an interrupted copy", "an interrupted expansion from 1073741824 to 2147483648",

@@ -114,7 +114,7 @@ func crashEverywhere(t *testing.T, steps []crashStep, chosen func(crashStep) boo
 	t.Logf("%d kills; system calls per RPC: %v", kills.Load(), counts)
 }
 
-// crashWalk does the walk in a directory of its own, killing the driver at the
+// crashWalk does the walk in its own directory, killing the driver at the
 // n-th call of one step, if the step has so many this time. With a negative step
 // it only counts.
 func crashWalk(t *testing.T, w *crashVolume, crashSteps []crashStep, killAt, n int) (counts []int, killed bool) {

@@ -400,8 +400,8 @@ func TestCloseStopsCopies(t *testing.T) {
 }
 
 // A full pool is left as it was.
-// Each of several copies fits into the pool, and all together do not: they leave the
-// reserve alone.
+// Each of several copies fits into the pool, and all together do not: they do not
+// use the reserve.
 func TestCopiesLeaveTheReserve(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink, b.limits.reserve = false, 50

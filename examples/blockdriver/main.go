@@ -153,7 +153,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 }
 
 // serve runs the server until ctx ends or it fails, and meanwhile the registration,
-// which never ends by itself.
+// which ends only with its context.
 func serve(ctx context.Context, register, server func(context.Context) error) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

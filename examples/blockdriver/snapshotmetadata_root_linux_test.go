@@ -149,7 +149,7 @@ func TestSnapshotMetadata(t *testing.T) {
 			if bytes > 20*(200_000+2*compareBlock)+compareBlock {
 				t.Errorf("%d bytes are said to have changed", bytes)
 			}
-			// Interrupted behind the second range, and gone on with.
+			// Interrupted behind the second range, and resumed.
 			middle := changed[1].at + changed[1].size
 			rest, err := delta(base.ID, target.ID, middle, 0)
 			must(t, err)
