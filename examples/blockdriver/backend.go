@@ -17,15 +17,15 @@ import (
 
 // Backend is the part of the controller that a vendor replaces: the storage
 // itself. Every method is idempotent, safe for concurrent use and leaves
-// nothing half-made behind an error; a method that has begun to change
-// something goes on when its context ends, because a CO that gave up repeats
-// the call and does not undo it.
+// nothing half-created behind an error; a method that has begun to change
+// something continues when its context ends, because a CO whose call timed out
+// repeats the call and does not undo it.
 //
 // Errors carry the gRPC code that the CO sees (see backendError): a code other
 // than ABORTED, CANCELLED, DEADLINE_EXCEEDED and UNAVAILABLE promises that
 // nothing was done.
 type Backend interface {
-	// CreateVolume makes the volume, or returns the one of that name when it
+	// CreateVolume creates the volume, or returns the one of that name when it
 	// fits s. errConflict lists the differences. A copy of a large source may take
 	// longer than ctx: see [blocking.PendingError].
 	CreateVolume(ctx context.Context, s VolumeSpec) (Volume, error)
@@ -35,7 +35,7 @@ type Backend interface {
 	// ExpandVolume grows the volume into r. A volume that is large enough
 	// already is left as it is.
 	ExpandVolume(ctx context.Context, id string, r CapacityRange) (Volume, error)
-	// AttachVolume gives the volume to a.NodeID and returns the publish
+	// AttachVolume attaches the volume to a.NodeID and returns the publish
 	// context, which is the same on every repeat.
 	AttachVolume(ctx context.Context, id string, a Attachment) (publishContext map[string]string, err error)
 	// DetachVolume takes the volume from the node, or from every node when
@@ -43,12 +43,12 @@ type Backend interface {
 	DetachVolume(ctx context.Context, id, nodeID string) error
 	// GetVolume returns errNotFound for a volume that is not there.
 	GetVolume(ctx context.Context, id string) (Volume, error)
-	// CreateSnapshot makes the snapshot, or returns the one of that name when it
-	// fits s. It returns when the cut is made: what is written to the volume later
-	// is not in it. A volume that is attached is cut at one moment, or it is
-	// errInUse.
+	// CreateSnapshot creates the snapshot, or returns the one of that name when it
+	// fits s. It returns when the snapshot's point in time has passed: what is
+	// written to the volume later is not in it. Of an attached volume the snapshot is
+	// atomic, or the error is errInUse.
 	CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error)
-	// DeleteSnapshot removes the snapshot. Volumes made from it, and its source, have
+	// DeleteSnapshot removes the snapshot. Volumes created from it, and its source, have
 	// nothing to do with that. An unknown snapshot is no error.
 	DeleteSnapshot(ctx context.Context, id string) error
 	// GetSnapshot returns errNotFound for a snapshot that is not there.
@@ -60,8 +60,8 @@ type Backend interface {
 	// for those that differ from it: in order, and from the offset from on. An error of
 	// each ends it and is returned as it is.
 	Blocks(ctx context.Context, baseID, id string, from int64, each func(at, size int64) error) error
-	// CreateGroup makes snapshots of all the volumes at one moment, or returns the
-	// group of that name. Where that moment cannot be had it is errInUse.
+	// CreateGroup creates snapshots of all the volumes at one point in time, or returns
+	// the group of that name. Where the backend cannot do that it is errInUse.
 	CreateGroup(ctx context.Context, s GroupSpec) (Group, error)
 	// DeleteGroup removes the group and its snapshots, which snapshotIDs lists, if it is
 	// not empty. An unknown group is no error.
@@ -95,10 +95,10 @@ type Volume struct {
 	AccessType    string            `json:"access_type"` // accessBlock, "ext4" or "xfs"; fixed at creation
 	Parameters    map[string]string `json:"parameters,omitempty"`
 	Mutable       map[string]string `json:"mutable,omitempty"`    // parameters that ModifyVolume changes
-	Source        *Source           `json:"source,omitempty"`     // what it was made from; nil: nothing
+	Source        *Source           `json:"source,omitempty"`     // what it was created from; nil: nothing
 	HoldsData     bool              `json:"holds_data,omitempty"` // the source was not blank
 	Attachment    *Attachment       `json:"attachment,omitempty"` // nil: not attached
-	Generation    int64             `json:"generation,omitempty"` // differs whenever somebody may have written to it
+	Generation    int64             `json:"generation,omitempty"` // differs whenever a node may have written to it
 	Segments      topology.Segments `json:"-"`                    // from where it is accessible; none: from everywhere
 }
 
@@ -125,12 +125,12 @@ type Snapshot struct {
 	SourceVolumeID string    `json:"source_volume_id"`
 	SizeBytes      int64     `json:"size_bytes"`
 	AccessType     string    `json:"access_type"` // of the source volume
-	CreatedAt      time.Time `json:"created_at"`  // of the cut
+	CreatedAt      time.Time `json:"created_at"`  // the point in time
 	HoldsData      bool      `json:"holds_data,omitempty"`
 	GroupID        string    `json:"group_id,omitempty"`
 }
 
-// Group is a group snapshot. Its snapshots are of one moment.
+// Group is a group snapshot. Its snapshots have one point in time.
 type Group struct {
 	ID        string        `json:"id"`
 	Name      string        `json:"name"` // the CO's name
@@ -205,7 +205,7 @@ func (r CapacityRange) contains(size int64) bool {
 }
 
 // differences lists all that keeps v from being the volume that s describes, so
-// that whoever reads the error need not find out one mismatch per attempt.
+// that the error shows every mismatch at the first attempt.
 func (v Volume) differences(s VolumeSpec) []string {
 	var diff []string
 	if v.Name != s.Name {
@@ -315,7 +315,7 @@ type backendError struct {
 	Err    error
 }
 
-// fail builds a backendError. To give it a kind, format the kind with %w.
+// fail builds a backendError. To set its kind, format the kind with %w.
 func fail(op, object, format string, args ...any) error {
 	return &backendError{Op: op, Object: object, Err: fmt.Errorf(format, args...)}
 }
@@ -328,7 +328,7 @@ func (e *backendError) Error() string {
 
 func (e *backendError) Unwrap() error { return e.Err }
 
-// GRPCStatus makes grpc answer with the code that fits. An I/O error is
+// GRPCStatus is the status with the matching code. An I/O error is
 // UNAVAILABLE and never INTERNAL: it may have struck after the change became
 // visible, and the CO takes INTERNAL as proof that nothing happened and forgets
 // the volume.

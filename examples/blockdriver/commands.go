@@ -15,15 +15,15 @@ import (
 const commandUsage = `
 Commands, each with -pool as above:
   blockdriver init [-once DIR] -pool ...
-                                        make pools of directories that are empty or missing.
-                                        -once is for a start script: it remembers in DIR, which
-                                        is elsewhere, that a pool was there, and does not make
-                                        it anew when its file system is not mounted
-  blockdriver fsck [-repair] -pool ...  look for what is wrong in the pools; -repair: and do
-                                        about it what cannot lose anything
+                                        create pools in directories that are empty or missing.
+                                        -once is for a start script: it records in DIR, which
+                                        is elsewhere, that a pool was created, and does not create
+                                        another one when its file system is not mounted
+  blockdriver fsck [-repair] -pool ...  check the pools; with -repair repair what can be
+                                        repaired without losing data
 `
 
-// errProblems ends the process with status 1, without another word.
+// errProblems ends the process with status 1, without another message.
 var errProblems = errors.New("problems were found")
 
 // runCommand runs init or fsck; ok is false for anything else.
@@ -85,7 +85,7 @@ func initPools(configs []poolConfig, once string, stdout io.Writer) error {
 }
 
 // initPoolOnce is initPool for what runs at each start: a pool that was in dir before,
-// as a file in the directory remembered says, is not made anew.
+// as a file in the directory remembered says, is not created again.
 func initPoolOnce(dir, remembered string) (*pool, error) {
 	at, err := os.OpenRoot(remembered)
 	if err != nil {
@@ -112,7 +112,7 @@ func initPoolOnce(dir, remembered string) (*pool, error) {
 	return p, nil
 }
 
-// fsck prints what is wrong. Its error is errProblems if something is, and stays.
+// fsck prints the problems. Its error is errProblems if any is left.
 func fsck(configs []poolConfig, repair bool, stdout io.Writer) error {
 	findings, err := checkPools(configs, repair)
 	w := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
@@ -137,9 +137,9 @@ func fsck(configs []poolConfig, repair bool, stdout io.Writer) error {
 		return err
 	}
 	if left == 0 {
-		fmt.Fprintln(stdout, "nothing is wrong")
+		fmt.Fprintln(stdout, "no problems")
 		return nil
 	}
-	fmt.Fprintf(stdout, "%d problems, %d of which -repair can solve\n", left, repairable)
+	fmt.Fprintf(stdout, "%d problems, %d of which -repair can repair\n", left, repairable)
 	return errProblems
 }

@@ -58,10 +58,10 @@ func TestFsck(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSnap(t, b, "s", id("sound"))
-	if out, err := command(t, "fsck", "-pool", dir); err != nil || !strings.Contains(out, "nothing is wrong") {
+	if out, err := command(t, "fsck", "-pool", dir); err != nil || !strings.Contains(out, "no problems") {
 		t.Fatalf("a sound pool: %v\n%s", err, out)
 	}
-	if _, err := command(t, "fsck", "-repair", "-pool", dir); err == nil || !strings.Contains(err.Error(), "another controller has the pool") {
+	if _, err := command(t, "fsck", "-repair", "-pool", dir); err == nil || !strings.Contains(err.Error(), "another controller owns the pool") {
 		t.Fatalf("while a controller runs: %v", err)
 	}
 	closeBackend(t, b)
@@ -91,19 +91,19 @@ func TestFsck(t *testing.T) {
 		t.Fatal(err)
 	}
 	stay := []string{
-		"is missing", "metadata damaged", "not a file of the driver's", "left frozen", "holds data, and its metadata is missing", `node "n", which nobody knows`,
-		"the record of a node cannot be understood", "a group snapshot that was begun is damaged",
+		"is missing", "metadata damaged", "not a file of the driver's", "left frozen", "holds data, and its metadata is missing", `node "n", which is unknown`,
+		"the record of a node cannot be parsed", "the mark of an interrupted group snapshot is damaged",
 	}
-	mend := []string{
-		"a write was cut off", "a deletion that has ended", "a deletion was cut off", "a copy was cut off", "an expansion from 1073741824 to 2147483648",
-		"a creation was cut off", "a group snapshot was cut off", "which was never finished",
+	repair := []string{
+		"an interrupted write", "a deletion that has ended", "an interrupted deletion", "an interrupted copy", "an interrupted expansion from 1073741824 to 2147483648",
+		"an interrupted creation", "an interrupted group snapshot", "which was never finished",
 	}
 	before := tree(t, dir)
 	out, err := command(t, "fsck", "-pool", dir)
 	if !errors.Is(err, errProblems) || !strings.Contains(out, "17 problems, 9 of which") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, text := range append(stay, mend...) {
+	for _, text := range append(stay, repair...) {
 		if !strings.Contains(out, text) {
 			t.Errorf("nothing about %q", text)
 		}
@@ -176,7 +176,7 @@ func TestInit(t *testing.T) {
 	if _, err := os.Lstat(missing); err == nil {
 		t.Error("a pool was made")
 	}
-	// For a start script: what was a pool is not made anew.
+	// For a start script: what was a pool is not created again.
 	disk, remembered := filepath.Join(dir, "disk"), t.TempDir()
 	for range 2 {
 		if _, err := command(t, "init", "-once", remembered, "-pool", disk); err != nil {
@@ -205,7 +205,7 @@ func TestInit(t *testing.T) {
 	}
 	unmount()
 	if _, err := command(t, "init", "-once", later, "-pool", disk); err == nil {
-		t.Error("made anew")
+		t.Error("created again")
 	}
 	if _, err := command(t, "init", "-once", later+"/nowhere", "-pool", disk); err == nil || !strings.Contains(err.Error(), "-once") {
 		t.Error(err)

@@ -15,7 +15,7 @@ import (
 	"github.com/csikit/csikit/topology"
 )
 
-// config is what the driver is told at its start. Every setting is a flag and an
+// config is the settings of the driver. Every setting is a flag and an
 // environment variable; the flag wins.
 type config struct {
 	endpoint     string
@@ -36,14 +36,14 @@ type config struct {
 }
 
 const usage = `blockdriver is a CSI driver that keeps volumes as sparse image files in a
-directory (the pool) and gives them to pods as loop devices.
+directory (the pool) and attaches them to pods as loop devices.
 
 Usage:
   blockdriver init -pool /var/lib/blockdriver     (once)
   blockdriver -endpoint unix:///run/csi/csi.sock -pool /var/lib/blockdriver
 
-Several pools, and from where their volumes are accessible; each node is told
-where it is:
+Several pools with the topology segments from which their volumes are accessible;
+-topology has the segments of a node:
   blockdriver -endpoint unix:///run/csi/csi.sock \
     -pool rack1=/pools/1,topology.block.csikit.dev/rack=r1 \
     -pool rack2=/pools/2,topology.block.csikit.dev/rack=r2 \
@@ -53,7 +53,7 @@ Every flag is also an environment variable, which the flag overrides:
 `
 
 // envName is the variable of a flag. Names that begin with CSI_ belong to the
-// spec, and the endpoint's is the only one that it gives to drivers.
+// spec, and the endpoint's is the only one that it defines for drivers.
 func envName(flagName string) string {
 	if flagName == "endpoint" {
 		return "CSI_ENDPOINT"
@@ -78,7 +78,7 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
 	fs.StringVar(&c.driverName, "driver-name", "block.csikit.dev", "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
-	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls under way may take to end after SIGTERM")
+	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls in flight may take to end after SIGTERM")
 	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz, /debug and /metrics, such as 127.0.0.1:9808 (default: none)")
 	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
 	fs.StringVar(&c.logFormat, "log-format", "text", "text or json")
@@ -119,8 +119,8 @@ func parseConfig(args []string, getenv func(string) string, out io.Writer) (conf
 	return c, c.check()
 }
 
-// hasTopology: every process of the driver has to be told the same pools, so that
-// all of them say the same about themselves.
+// hasTopology: every process of the driver needs the same pools, because all of
+// them must report the same plugin capabilities.
 func (c *config) hasTopology() bool {
 	return len(c.topology) > 0 || slices.ContainsFunc(c.pools.list, func(p poolConfig) bool { return len(p.Segments) > 0 })
 }
@@ -164,7 +164,7 @@ func (c *config) check() error {
 		return fmt.Errorf("-drain-timeout %v: want more than 0", c.drainTimeout)
 	}
 	if c.register != "" && c.mode == "controller" {
-		return errors.New("-register is for the node plugin: kubelet has no business with -mode controller")
+		return errors.New("-register is for the node plugin: kubelet does not use -mode controller")
 	}
 	if c.nodeID == "" && c.mode != "controller" {
 		host, err := os.Hostname()

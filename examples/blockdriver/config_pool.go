@@ -16,7 +16,7 @@ type poolConfig struct {
 	Segments topology.Segments // from where its volumes are accessible; none: from everywhere
 }
 
-// defaultPool is the name of a pool that is given as a directory alone.
+// defaultPool is the name of a pool that is only a directory.
 const defaultPool = "default"
 
 var poolNamePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
@@ -47,7 +47,7 @@ func (f *poolFlags) parse() error {
 		}
 		for _, other := range f.list {
 			if other.Name == p.Name {
-				return fmt.Errorf("-pool %q: another pool is named %s too; write name=directory", text, p.Name)
+				return fmt.Errorf("-pool %q: another pool has the name %s; write name=directory", text, p.Name)
 			}
 			if other.Dir == p.Dir {
 				return fmt.Errorf("-pool %q: the pool %s has the same directory", text, other.Name)

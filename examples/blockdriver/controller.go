@@ -70,7 +70,7 @@ var fsTypes = []string{"ext4", "xfs"}
 // yours.
 var volumeParameters []string
 
-// maxPage keeps a page of each list below gRPC's 4 MiB: of volumes that are made of
+// maxPage keeps a page of each list below gRPC's 4 MiB: of volumes that are created from
 // others, with topology and a node ID as long as the spec allows, and of volumes with all
 // the problems that they can have.
 const maxPage = 4_000
@@ -155,8 +155,8 @@ func (c *controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if err != nil {
 		return nil, err
 	}
-	// For raw block volumes too: the node's loop device does not notice by
-	// itself that its image grew.
+	// For raw block volumes too: the node's loop device does not follow
+	// the size of its image.
 	return &csi.ControllerExpandVolumeResponse{CapacityBytes: v.CapacityBytes, NodeExpansionRequired: true}, nil
 }
 
@@ -244,7 +244,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	if len(req.GetVolumeCapabilities()) > 0 {
 		accessType, err := accessTypeOf(req.GetVolumeCapabilities())
 		if err != nil {
-			return &csi.GetCapacityResponse{}, nil // no volume of that kind can be made
+			return &csi.GetCapacityResponse{}, nil // no volume of that kind can be created
 		}
 		least = minimumSize[accessType]
 	}
@@ -260,7 +260,7 @@ func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityReques
 	return resp, nil
 }
 
-// volumeFor returns the volume if it can be used in the way of capability. What
+// volumeFor returns the volume if it supports the capability. What
 // no volume can do is found before the volume is looked for, because the CO has
 // to change that first.
 func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.VolumeCapability) (Volume, error) {
@@ -275,7 +275,7 @@ func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.V
 }
 
 // checkRequirement refuses what belongs to a capability that this driver does not
-// have, because to ignore it would give the CO a volume in the wrong zone, and a
+// have, because to ignore it would create a volume in the wrong zone, and a
 // requirement that the spec forbids. Topologies without segments exclude nothing.
 func (c *controller) checkRequirement(r *csi.TopologyRequirement) error {
 	all := slices.Concat(r.GetRequisite(), r.GetPreferred())
@@ -325,7 +325,7 @@ func checkCapability(c *csi.VolumeCapability) (accessType string, err error) {
 	return fsType, nil
 }
 
-// checkFits returns INVALID_ARGUMENT if v cannot be used in the way of c.
+// checkFits returns INVALID_ARGUMENT if v does not support c.
 func checkFits(v Volume, c *csi.VolumeCapability) error {
 	accessType, err := checkCapability(c)
 	if err != nil {
@@ -337,7 +337,7 @@ func checkFits(v Volume, c *csi.VolumeCapability) error {
 	return nil
 }
 
-// validate returns why the volume is not what the request says.
+// validate returns why the volume does not match the request.
 func validate(v Volume, req *csi.ValidateVolumeCapabilitiesRequest) error {
 	for _, c := range req.GetVolumeCapabilities() {
 		if err := checkFits(v, c); err != nil {
@@ -411,7 +411,7 @@ func fillVolume(m *csi.Volume, v *Volume) {
 	}
 }
 
-// truncate cuts s to at most n bytes, between characters.
+// truncate shortens s to at most n bytes, between characters.
 func truncate(s string, n int) string {
 	if len(s) <= n {
 		return s

@@ -409,6 +409,6 @@ func TestControllerGetCapabilities(t *testing.T) {
 	if err != nil || got.GetVolume().GetVolumeId() != id || got.GetVolume().GetCapacityBytes() != gib || len(got.GetStatus().GetPublishedNodeIds()) != 1 {
 		t.Errorf("%v, %v", got, err)
 	}
-	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volumeID("nobody")})
+	_, err = c.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volumeID("unknown")})
 	wantCode(t, err, codes.NotFound)
 }

@@ -114,7 +114,7 @@ func crashEverywhere(t *testing.T, steps []crashStep, chosen func(crashStep) boo
 	t.Logf("%d kills; system calls per RPC: %v", kills.Load(), counts)
 }
 
-// crashWalk does the walk in a directory of its own, killing the driver at the
+// crashWalk does the walk in its own directory, killing the driver at the
 // n-th call of one step, if the step has so many this time. With a negative step
 // it only counts.
 func crashWalk(t *testing.T, w *crashVolume, crashSteps []crashStep, killAt, n int) (counts []int, killed bool) {
@@ -123,7 +123,7 @@ func crashWalk(t *testing.T, w *crashVolume, crashSteps []crashStep, killAt, n i
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.dead = driver.Done()
+	w.killed = driver.Done()
 	stop := func() { // the driver that serves at the end
 		driver.Kill()
 		_ = driver.Wait()
@@ -145,7 +145,7 @@ func crashWalk(t *testing.T, w *crashVolume, crashSteps []crashStep, killAt, n i
 			if driver.Wait() == nil {
 				t.Error("the driver was killed, but exited with success")
 			}
-			w.dead = nil
+			w.killed = nil
 			next := w.command()
 			if err := next.Start(); err != nil {
 				t.Fatal(err)
@@ -228,7 +228,7 @@ type crashVolume struct {
 	id         string
 	published  map[string]string // publish context
 	conn       *grpc.ClientConn
-	dead       <-chan struct{} // closed when the driver was killed
+	killed     <-chan struct{} // closed when the driver was killed
 	node       csi.NodeClient
 	controller csi.ControllerClient
 }
@@ -310,10 +310,10 @@ func (w *crashVolume) again(do func() error) error {
 func (w *crashVolume) ctx() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	w.t.Cleanup(cancel)
-	dead := w.dead
+	killed := w.killed
 	go func() {
 		select {
-		case <-dead:
+		case <-killed:
 			cancel()
 		case <-ctx.Done():
 		}

@@ -96,7 +96,7 @@ func TestRulesOfGrowthOnline(t *testing.T) {
 }
 
 // TestRulesTorture kills the driver at random moments under a mix of all RPCs, in one
-// process and in two, on pools that share blocks and on pools that do not, and looks at
+// process and in two, on pools that share blocks and on pools that do not, and checks
 // what is left of the pools: 40 times each, or 500 with CSIKIT_TORTURE=1.
 func TestRulesTorture(t *testing.T) {
 	gate.Root(t)
@@ -150,7 +150,7 @@ func newTwoPools(t *testing.T, poolType string) *twoPools {
 	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &twoPools{dir: dir}
-	must(t, os.Mkdir(filepath.Join(dir, "s"), 0o700)) // for the sockets alone
+	must(t, os.Mkdir(filepath.Join(dir, "s"), 0o700)) // only for the sockets
 	for _, r := range []string{"r1", "r2"} {
 		pool := filepath.Join(dir, r)
 		if poolType != "" {
@@ -181,7 +181,7 @@ func (p *twoPools) target(t *testing.T, split bool) csitest.Target {
 	return target
 }
 
-// checkEmpty: nothing is left in the pools, and nothing is wrong with them.
+// checkEmpty: nothing is left in the pools, and fsck finds no problem.
 func (p *twoPools) checkEmpty(t *testing.T) {
 	if t.Failed() {
 		return

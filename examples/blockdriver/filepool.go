@@ -22,12 +22,12 @@ import (
 //
 //	.csikit-pool            the marker; the controller holds a lock on it
 //	volumes/, snapshots/, groups/  see store
-//	groups/<id>.making      names the volumes of a group snapshot that is being made
-//	groups/<id>.frozen      names volumes that are frozen for a cut
+//	groups/<id>.making      names the volumes of a group snapshot in progress
+//	groups/<id>.frozen      names volumes that are frozen for a group snapshot
 //	nodes/<node>.json       written by the node plugin when it starts
 //	nodes/<node>.lock       locked by it while it runs
 //
-// A pool by itself has only what the node plugin needs and takes no lock;
+// A pool has only what the node plugin needs and takes no lock;
 // fileBackend adds the controller's half. Its methods are safe for concurrent
 // use, by several processes too, but only one process may register a given
 // node.
@@ -85,13 +85,13 @@ type nodeRecord struct {
 	Topology   topology.Segments `json:"topology,omitempty"`
 }
 
-// openPool opens the pool in dir. What has no marker is refused, be it missing, empty or
-// somebody's: so look a pool whose file system is not mounted and a wrong path, and a
-// new pool in its place would know none of the volumes, and let the CO believe that
-// they are gone.
+// openPool opens the pool in dir. A directory without the marker is refused, be it
+// missing, empty or of another program: that is what a pool looks like whose file system
+// is not mounted, or a wrong path. A new pool in its place would know none of the volumes, and
+// report to the CO that they are gone.
 func openPool(dir string) (*pool, error) { return openPoolIn(dir, false) }
 
-// initPool makes a pool of an empty directory, or of a missing one in a directory that
+// initPool creates a pool in an empty directory, or of a missing one in a directory that
 // is there. One that is a pool stays as it is.
 func initPool(dir string) (*pool, error) { return openPoolIn(dir, true) }
 
@@ -113,7 +113,7 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 	}
 	p.root, err = os.OpenRoot(abs)
 	if errors.Is(err, fs.ErrNotExist) && !create {
-		err = fmt.Errorf("the directory is not there: %s", p.mountOrInit())
+		err = fmt.Errorf("the directory is missing: %s", p.mountOrInit())
 	}
 	if err != nil {
 		return nil, fail("open pool", abs, "%w", err)
@@ -142,9 +142,9 @@ func openPoolIn(dir string, create bool) (_ *pool, err error) {
 	return p, nil
 }
 
-// checkDirs finds that a directory is gone. To make it anew would tell the CO that all in
-// it was deleted. A start that was killed leaves none of those that are made later, and an
-// earlier version made volumes and nodes first.
+// checkDirs detects a missing directory. To create it again would report to the CO that
+// all in it was deleted. A start that was killed leaves none of those that are created
+// later, and an earlier version created volumes and nodes first.
 func (p *pool) checkDirs() error {
 	for _, d := range []struct {
 		name  string
@@ -159,7 +159,7 @@ func (p *pool) checkDirs() error {
 				continue
 			}
 			if _, err := p.root.Lstat(d.name); errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%w: the directory %s is gone, and %s is there; restore it, or make an empty one if nothing was in it", errDamaged, d.name, other)
+				return fmt.Errorf("%w: the directory %s is missing, and %s exists; restore it, or create an empty one if nothing was in it", errDamaged, d.name, other)
 			}
 		}
 	}
@@ -204,7 +204,7 @@ func (p *pool) checkMarker(create bool) error {
 	if stranger == "" && create {
 		return p.createMarker()
 	}
-	// Another process may have made the marker, and more, since we looked.
+	// Another process may have created the marker, and more, since the check above.
 	if err := p.readMarker(); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -228,7 +228,7 @@ func (p *pool) readMarker() error {
 		return fmt.Errorf("%w: %s is not a pool marker; restore it as {\"format\":%q,\"version\":%d} if this is a pool", errDamaged, markerName, poolFormat, formatVersion)
 	}
 	if m.Version != formatVersion {
-		return fmt.Errorf("the pool has format version %d, this driver knows %d; use the driver that made it", m.Version, formatVersion)
+		return fmt.Errorf("the pool has format version %d, this driver knows %d; use the driver that created it", m.Version, formatVersion)
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (p *pool) stranger() (string, error) {
 }
 
 // createMarker links a complete file into place, which unlike a rename never
-// replaces a marker that another process made and locked meanwhile.
+// replaces a marker that another process created and locked concurrently.
 func (p *pool) createMarker() error {
 	data, err := json.Marshal(marker{Format: poolFormat, Version: formatVersion})
 	if err != nil {
@@ -271,7 +271,7 @@ func (p *pool) createMarker() error {
 // nodeIDPattern: node IDs arrive in requests too, and become file names.
 var nodeIDPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`)
 
-// RegisterNode records that nodeID exists, so that the controller can tell it
+// RegisterNode records that nodeID exists, so that the controller can distinguish it
 // from an unknown one, how many volumes it takes (0: no limit), and where it is.
 // Call it whenever the node plugin starts.
 func (p *pool) RegisterNode(nodeID string, maxVolumes int64, at topology.Segments) error {
@@ -283,7 +283,7 @@ func (p *pool) RegisterNode(nodeID string, maxVolumes int64, at topology.Segment
 		return fail("register node", nodeID, "%w", err)
 	}
 	if has, err := p.nodes.ReadFile(nodeID + extMetadata); err == nil && bytes.Equal(has, data) {
-		// Who has written it may not have got so far.
+		// The process that wrote it may have been killed before the fsync.
 		if err = p.sync(p.nodes); err != nil && !unwritable(err) {
 			return fail("register node", nodeID, "%w", err)
 		}
@@ -311,7 +311,7 @@ func (p *pool) readNode(nodeID string) (r nodeRecord, err error) {
 		err = fmt.Errorf("version %d, node %q", r.Version, r.NodeID)
 	}
 	if err != nil { // not errDamaged: no data is lost
-		err = fmt.Errorf("%s cannot be understood: %w; restart the node plugin there, which writes it anew", p.file("nodes", nodeID+extMetadata), err)
+		err = fmt.Errorf("%s cannot be parsed: %w; restart the node plugin there, which writes it again", p.file("nodes", nodeID+extMetadata), err)
 	}
 	return r, err
 }
@@ -357,9 +357,9 @@ func (p *pool) ImagePath(id string) (string, error) {
 
 // What can be wrong with an image.
 var (
-	errImageMissing = fmt.Errorf("image %w", errDamaged)
-	errImageForeign = fmt.Errorf("image %w", errDamaged)
-	errImageCut     = fmt.Errorf("image %w", errDamaged)
+	errImageMissing   = fmt.Errorf("image %w", errDamaged)
+	errImageForeign   = fmt.Errorf("image %w", errDamaged)
+	errImageTruncated = fmt.Errorf("image %w", errDamaged)
 )
 
 // checkImage finds an image that is missing or has lost its end, before a file
@@ -375,7 +375,7 @@ func (p *pool) checkImage(dir *os.Root, dirName, id string, least int64) (size i
 	case !info.Mode().IsRegular():
 		return 0, fmt.Errorf("%w: %s is not a regular file; restore it", errImageForeign, file)
 	case info.Size() < least:
-		return 0, fmt.Errorf("%w: %s has %d of %d bytes; restore it", errImageCut, file, info.Size(), least)
+		return 0, fmt.Errorf("%w: %s has %d of %d bytes; restore it", errImageTruncated, file, info.Size(), least)
 	}
 	return info.Size(), nil
 }
@@ -406,7 +406,7 @@ func (p *pool) CheckImage(v Volume) error {
 	return nil
 }
 
-// publishContext tells the node plugin which image to attach, relative to the pool, as
+// publishContext names for the node plugin the image to attach, relative to the pool, as
 // the pool may be mounted elsewhere there, and which attachment this is: one that has
 // ended lets no node stage the volume, not even the node that has it again. It is empty
 // for a volume that an earlier version attached.
@@ -423,7 +423,7 @@ const (
 	contextAttachment = "attachment"
 )
 
-// file is for people who read an error.
+// file is the path for an error text.
 func (p *pool) file(dir, name string) string { return filepath.Join(p.dir, dir, name) }
 
 func encode(v any) ([]byte, error) {

@@ -13,7 +13,7 @@ const compareBlock = 64 << 10
 
 // Blocks reads what is in the snapshot, or what differs from base: what the file
 // system says both share is not read, the rest is compared. The snapshots may be
-// deleted meanwhile.
+// deleted during the comparison.
 func (b *fileBackend) Blocks(ctx context.Context, baseID, id string, from int64, each func(at, size int64) error) error {
 	const op = "list the blocks of snapshot"
 	snap, f, err := b.openSnapshot(id)

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// A copy is a new object's image being made from another image. Before its image
-// is begun, <id>.copying says so: what a kill leaves is known for a part of a copy,
-// and is gone on with. The mark goes when the metadata is there.
+// A copy is a new object's image that is being created from another image. Before the
+// image, <id>.copying is written: what a kill leaves is thereby known to be a part of a
+// copy, and is resumed. The mark is removed when the metadata is there.
 //
 // Where the pool's file system shares blocks (btrfs, xfs, FICLONE), the copy is one
-// atomic cut. Elsewhere what is data is copied piece by piece, and holes stay
-// holes; that takes time, and nobody may write to the source meanwhile.
+// atomic clone. Elsewhere data is copied piece by piece, and holes stay holes; that
+// takes time, during which no process may write to the source.
 type imageCopy[T object] struct {
 	*store[T]
 	id      string
@@ -35,7 +35,7 @@ type copyMark struct {
 	Version    int       `json:"version"`
 	Source     string    `json:"source"` // such as "volumes/vol-..."
 	Generation int64     `json:"generation,omitempty"`
-	CutAt      time.Time `json:"cut_at"`         // since when nobody has written to the source
+	Time       time.Time `json:"cut_at"`         // the point in time of the content
 	Done       int64     `json:"done,omitempty"` // bytes that are copied and on the disk
 }
 
@@ -43,7 +43,7 @@ const (
 	extCopying = ".copying"
 
 	copyPiece      = 16 << 20  // at the end of each a copy can be stopped
-	copyCheckpoint = 256 << 20 // after each a copy that was cut off goes on
+	copyCheckpoint = 256 << 20 // from each on an interrupted copy is resumed
 )
 
 // imageSource is what is copied.
@@ -52,7 +52,7 @@ type imageSource struct {
 	dir        *os.Root
 	dirName    string
 	least      int64  // bytes that the image has to have
-	generation int64  // differs when somebody may have written to it
+	generation int64  // differs when a node may have written to it
 	xfsOn      string // the node that may have it mounted, as xfs
 }
 
@@ -103,7 +103,7 @@ func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err 
 	if err := s.removeUncommitted(id + extImage); err != nil {
 		return nil, err
 	}
-	wanted.CutAt = time.Now().UTC()
+	wanted.Time = time.Now().UTC()
 	c.mark = wanted
 	s.setBegun(id, true)
 	if err := c.saveMark(); err != nil {
@@ -113,12 +113,12 @@ func (s *store[T]) beginCopy(id string, from imageSource) (_ *imageCopy[T], err 
 	return c, err
 }
 
-// cut makes the whole image at one moment: what is written to the source at the
-// same time is in it up to a point, and nothing behind that. errBusy: that was a moment
-// at which the volume was growing.
-func (c *imageCopy[T]) cut() error {
+// clone creates the whole image atomically: of concurrent writes to the source it has
+// those before the point in time, and none after it. errBusy: the volume was growing at
+// that time.
+func (c *imageCopy[T]) clone() error {
 	err := c.pool.do("clone image", func() error {
-		c.mark.CutAt = time.Now().UTC()
+		c.mark.Time = time.Now().UTC()
 		return cloneFile(c.dst, c.src)
 	})
 	if err == nil && c.xfsOn != "" {
@@ -192,7 +192,7 @@ func (c *imageCopy[T]) finish(size int64) error {
 // done removes the mark, once the metadata is there.
 func (c *imageCopy[T]) done() {
 	if err := c.pool.remove(c.dir, c.id+extCopying); err != nil {
-		c.log.Warn("the mark of a finished copy stays until the next start", "id", c.id, "error", err)
+		c.log.Warn("the mark of a finished copy remains until the next start", "id", c.id, "error", err)
 	}
 	c.setBegun(c.id, false)
 }
@@ -245,10 +245,10 @@ func (s *store[T]) dropCopy(id string) error {
 	return nil
 }
 
-// abandon gives up a copy that failed with err.
+// abandon drops a copy that failed with err.
 func (s *store[T]) abandon(id string, err error) error { return undone(err, s.dropCopy(id)) }
 
-// notSaved is for metadata that could not be written. A whole image that nobody has
+// notSaved is for metadata that could not be written. Otherwise an orphaned image
 // would stay in the pool that is full.
 func (c *imageCopy[T]) notSaved(inDoubt bool, err error) error {
 	if kind := withSpaceKind(err); !inDoubt && errors.Is(kind, errFull) {
@@ -268,7 +268,7 @@ func (s *store[T]) setBegun(id string, is bool) {
 	}
 }
 
-// settle ends what setBegun began, unless a part was left: a retry goes on with that.
+// settle ends what setBegun began, unless a part was left: a retry resumes that.
 func (s *store[T]) settle(id string) {
 	parts := []string{extCopying, extMaking}
 	if !s.known(id) {

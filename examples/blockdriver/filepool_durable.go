@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// unwritable: the file system was made read-only, by errors or by somebody. A driver that
-// starts then can make nothing, and what is there can still be looked at, and unmounted.
+// unwritable: the file system was made read-only, by errors or by an administrator. A driver
+// that starts then can create nothing, but still list, check and unmount what is there.
 func unwritable(err error) bool { return errors.Is(err, syscall.EROFS) }
 
 // openToLock opens a file for its lock: for writing, because an exclusive lock over NFS
@@ -34,7 +34,7 @@ func (p *pool) do(name string, step func() error) error {
 
 // replaceFile makes data the content of dir/name: after a crash at any point
 // the file is the old or the new one, and after success it is the new one. Two
-// writers of one file must not run at once. An error with inDoubt=false leaves
+// writers of one file must not run concurrently. An error with inDoubt=false leaves
 // the old file; with inDoubt=true either may be there, now and after a crash.
 func (p *pool) replaceFile(dir *os.Root, name string, data []byte) (inDoubt bool, err error) {
 	tmp := name + extTemp
@@ -44,7 +44,7 @@ func (p *pool) replaceFile(dir *os.Root, name string, data []byte) (inDoubt bool
 		return undo != nil, errors.Join(err, undo)
 	}
 	// From here on the answer is not known: a rename on a network file system
-	// can fail and have happened, and without the fsync a power cut may still
+	// can fail and have happened, and without the fsync a power failure may still
 	// undo it.
 	if err := p.do("rename", func() error { return dir.Rename(tmp, name) }); err != nil {
 		return true, err
@@ -82,15 +82,15 @@ func (p *pool) remove(dir *os.Root, name string) error {
 }
 
 // undone returns err, whose code may promise that nothing was done; it may not when what
-// was made could not be removed again.
+// was created could not be removed again.
 func undone(err, undo error) error {
 	if undo != nil {
-		return fmt.Errorf("remove what was made: %s; it failed because of: %s", undo.Error(), err.Error())
+		return fmt.Errorf("undo: %s; after: %s", undo.Error(), err.Error())
 	}
 	return err
 }
 
-// sync makes what happened to the names in dir durable.
+// sync makes changes of the names in dir durable.
 func (p *pool) sync(dir *os.Root) error {
 	return p.do("sync dir", func() error { return syncDir(dir) })
 }

@@ -55,7 +55,7 @@ func repairPools(configs []poolConfig) error {
 	var err error
 	for _, c := range configs {
 		if err = m.openOne(c); err != nil {
-			err = fmt.Errorf("-repair needs the pool %s for itself: %w", c.Name, err)
+			err = fmt.Errorf("-repair needs exclusive use of the pool %s: %w", c.Name, err)
 			break
 		}
 	}
@@ -68,7 +68,7 @@ func repairPools(configs []poolConfig) error {
 	return errors.Join(err, m.closeAll())
 }
 
-// dropCopies removes what was begun and not finished: nobody has it.
+// dropCopies removes what was begun and not finished: no object refers to it.
 func (s *store[T]) dropCopies() error {
 	s.mu.Lock()
 	var ids []string
@@ -128,7 +128,7 @@ func scanPools(configs []poolConfig) ([]finding, error) {
 	return all, nil
 }
 
-// scan looks at one pool and changes nothing.
+// scan checks one pool and changes nothing.
 type scan struct {
 	*pool
 	findings []finding
@@ -188,21 +188,21 @@ func (s *scan) nodeRecords() error {
 			continue
 		}
 		if _, err := s.readNode(node); err != nil {
-			s.found("nodes", name, "the record of a node cannot be understood", "restart the node plugin there, which writes it anew", false)
+			s.found("nodes", name, "the record of a node cannot be parsed", "restart the node plugin there, which writes it again", false)
 		}
 	}
 	return err
 }
 
-// file judges one file by those that are there beside it.
+// file checks one file against those beside it.
 func (s *scan) file(dir string, root *os.Root, name, id string, has func(ext string) bool, read func(string) (int64, error)) {
 	switch extension(name) {
 	case extTemp:
-		s.found(dir, name, "a write was cut off", "remove it", true)
+		s.found(dir, name, "an interrupted write", "remove it", true)
 	case extMetadata:
 		size, err := read(id)
 		if err != nil {
-			s.found(dir, name, reason(err), "restore the file; until then the driver leaves the image alone", false)
+			s.found(dir, name, reason(err), "restore the file; until then the driver does not touch the image", false)
 			return
 		}
 		if dir != "groups" {
@@ -212,13 +212,13 @@ func (s *scan) file(dir string, root *os.Root, name, id string, has func(ext str
 		if has(extMetadata) {
 			s.found(dir, name, "the mark of a deletion that has ended", "remove it", true)
 		} else {
-			s.found(dir, name, "a deletion was cut off", "finish it", true)
+			s.found(dir, name, "an interrupted deletion", "finish it", true)
 		}
 	case extCopying:
 		if has(extMetadata) {
 			s.found(dir, name, "the mark of a copy that has ended", "remove it", true)
 		} else {
-			s.found(dir, name, "a copy was cut off", "remove it, or ask for it again and it goes on", true)
+			s.found(dir, name, "an interrupted copy", "remove it, or repeat the request, which resumes it", true)
 		}
 	case extMaking:
 		if has(extMetadata) {
@@ -227,7 +227,7 @@ func (s *scan) file(dir string, root *os.Root, name, id string, has func(ext str
 			s.found(dir, name, reason(err), "remove it with the driver stopped, then look again for the snapshots of the group", false)
 		} else {
 			s.unfinished = append(s.unfinished, id)
-			s.found(dir, name, "a group snapshot was cut off", "remove it and its snapshots", true)
+			s.found(dir, name, "an interrupted group snapshot", "remove it and its snapshots", true)
 		}
 	case extFrozen:
 		s.found(dir, name, "volumes were left frozen", "start the driver on the node that the file names, and it thaws them", false)
@@ -245,7 +245,7 @@ func (s *scan) image(dir string, root *os.Root, id string, size int64) {
 	case err != nil:
 		s.found(dir, id+extImage, reason(err), "restore the image from a backup, or delete the object", false)
 	case has > size && dir == "volumes":
-		s.found(dir, id+extImage, fmt.Sprintf("an expansion from %d to %d bytes was cut off", size, has), "finish it", true)
+		s.found(dir, id+extImage, fmt.Sprintf("an interrupted expansion from %d to %d bytes", size, has), "finish it", true)
 	}
 }
 
@@ -259,7 +259,7 @@ func (s *scan) strayImage(dir string, root *os.Root, name string) {
 	if data, err := holdsData(f); err != nil || data {
 		s.found(dir, name, "the image holds data, and its metadata is missing", "restore the metadata, or move the image away", false)
 	} else {
-		s.found(dir, name, "a creation was cut off", "remove the empty image", true)
+		s.found(dir, name, "an interrupted creation", "remove the empty image", true)
 	}
 }
 
@@ -268,7 +268,7 @@ func (s *scan) volume(id string) (int64, error) {
 	v, err := s.ReadVolume(id)
 	if err == nil && v.Attachment != nil {
 		if _, err := s.readNode(v.Attachment.NodeID); errors.Is(err, errNotFound) {
-			s.found("volumes", id+extMetadata, fmt.Sprintf("attached to node %q, which nobody knows", v.Attachment.NodeID), "detach it: ControllerUnpublishVolume", false)
+			s.found("volumes", id+extMetadata, fmt.Sprintf("attached to node %q, which is unknown", v.Attachment.NodeID), "detach it: ControllerUnpublishVolume", false)
 		}
 	}
 	return v.CapacityBytes, err

@@ -12,7 +12,7 @@ const (
 	reasonFull     = "PoolFull"
 )
 
-// check looks at the volume on the disk, whatever memory says.
+// check checks the volume on the disk, not the index in memory.
 func (p *pool) check(id string) (problems []Problem) {
 	v, err := p.ReadVolume(id)
 	if err == nil {
@@ -28,7 +28,7 @@ func poolAway(p *pool, err error) Problem {
 	return Problem{inaccessible, reasonAway, fmt.Sprintf("pool %s: %v", p.name, err)}
 }
 
-// checkPool looks at what all volumes of the pool depend on. Below reserve bytes it
+// checkPool checks what all volumes of the pool depend on. Below reserve bytes it
 // is full: images that grow take what is left.
 func (p *pool) checkPool(reserve float64) (problems []Problem) {
 	total, free, err := p.measure()
@@ -49,7 +49,7 @@ func (b *fileBackend) CheckVolume(_ context.Context, id string) ([]Problem, erro
 		return nil, fail("check volume", id, "%w", errNotFound)
 	}
 	problems := b.check(id)
-	if len(problems) > 0 && !b.vols.known(id) { // deleted meanwhile
+	if len(problems) > 0 && !b.vols.known(id) { // deleted concurrently
 		return nil, fail("check volume", id, "%w", errNotFound)
 	}
 	return append(problems, b.checkPool(b.limits.reserve)...), nil
@@ -70,7 +70,7 @@ func (m *filePools) CheckVolume(ctx context.Context, id string) ([]Problem, erro
 func (n nodePools) CheckVolume(ctx context.Context, id string) ([]Problem, error) {
 	p, err := n.volume(ctx, "check volume", id)
 	if err != nil && p != nil {
-		return []Problem{poolAway(p, err)}, nil // or the volume is nowhere, which nobody can say
+		return []Problem{poolAway(p, err)}, nil // or the volume does not exist, which cannot be known
 	}
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (n nodePools) CheckVolume(ctx context.Context, id string) ([]Problem, error
 	return append(problems, p.checkPool(n.reserve)...), nil
 }
 
-// CheckPools looks at all pools of the node.
+// CheckPools checks all pools of the node.
 func (n nodePools) CheckPools(ctx context.Context) (problems []Problem) {
 	if err := n.openAway(ctx); err != nil {
 		var errs interface{ Unwrap() []error }

@@ -15,9 +15,9 @@ import (
 // By the first half, its key, an object is found by its name, and so is what was
 // begun of one, without another file that could disagree and though its metadata
 // cannot be read. The second half is new each time: a call that comes late, for what
-// was deleted, never hits what was made anew under the name.
+// was deleted, never hits what was created again under the name.
 //
-// Earlier versions went on with the digest: their IDs have the same key.
+// IDs of earlier versions continue with the digest, and so have the same key.
 
 const (
 	volumeKind   = "vol"

@@ -15,7 +15,7 @@ import (
 
 // lockFile takes the exclusive lock of f without waiting. The kernel drops it
 // when f is closed or the process dies, so that a kill leaves no stale lock.
-// errBusy: somebody else has it.
+// errBusy: another process has it.
 func lockFile(f *os.File) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -24,7 +24,7 @@ func lockFile(f *os.File) error {
 	return err
 }
 
-// lockShared takes the shared lock on a file of the pool, which it makes if need be.
+// lockShared takes the shared lock on a file of the pool, which it creates if need be.
 func lockShared(p *pool, name string) (unlock func() error, err error) {
 	f, err := p.root.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -76,8 +76,8 @@ func (p *pool) isReadOnly() (bool, error) {
 	return refusesWrites(f)
 }
 
-// refusesWrites: since Linux 6.14 an ext4 that was made read-only by errors does not say
-// so in its flags, and still refuses to sync. It has little to sync in a directory.
+// refusesWrites: since Linux 6.14 an ext4 that became read-only by errors does not report
+// that in its flags, and still refuses to sync. It has little to sync in a directory.
 func refusesWrites(dir *os.File) (bool, error) {
 	var s unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &s); err != nil {
@@ -95,7 +95,7 @@ func bytesOf(blocks uint64, size int64) int64 {
 }
 
 // holdsData reports whether anything was ever written to f. Where the file
-// system cannot tell, the answer is yes.
+// system does not report that, the answer is yes.
 func holdsData(f *os.File) (bool, error) {
 	info, err := f.Stat()
 	if err != nil || info.Size() == 0 {

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// keyLocks lets one operation at a time work on an object, or on its name: who creates
-// by name excludes those who have the ID. The pools of one driver share them, since a
+// keyLocks lets one operation at a time work on an object, or on its name: a creation
+// by name excludes operations on the ID. The pools of one driver share them, since a
 // name may be created in any of them.
 //
 // Of two processes, or nodes, only one at a time has a pool (see fileBackend), and it
@@ -16,7 +16,7 @@ type keyLocks struct {
 	busy map[string]chan struct{} // closed at the end of the operation
 }
 
-// lock waits until no other operation on the object is under way.
+// lock waits until no other operation on the object is in flight.
 func (l *keyLocks) lock(ctx context.Context, op, id string) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fail(op, id, "%w", err)
@@ -80,7 +80,7 @@ func (t *tally) count(nodeID string) int64 {
 	return t.of[nodeID]
 }
 
-// jobs counts the work that goes on without a caller.
+// jobs counts the work that continues without a caller.
 type jobs struct {
 	mu     sync.Mutex
 	closed bool
@@ -98,7 +98,7 @@ func (j *jobs) begin() bool {
 
 func (j *jobs) end() { j.wg.Done() }
 
-// close waits until no work is under way, and lets none begin.
+// close waits until no work is in flight, and lets none begin.
 func (j *jobs) close() {
 	j.mu.Lock()
 	j.closed = true

@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// inheritOwner gives what root has made in dir to the owner of dir: node plugins are
-// root, and the controller that shares their pool need not be.
+// inheritOwner changes the owner of what root has created in dir to that of dir: node
+// plugins are root, and the controller that shares their pool need not be.
 func inheritOwner(dir *os.Root, name string) error {
 	if os.Geteuid() != 0 {
 		return nil

@@ -30,7 +30,7 @@ func chooseSize(r CapacityRange, accessType string) (int64, error) {
 	return size, nil
 }
 
-// chooseCopySize picks the size of a volume that is made from a source of size
+// chooseCopySize picks the size of a volume that is created from a source of size
 // bytes.
 func chooseCopySize(r CapacityRange, accessType string, size int64) (int64, error) {
 	if r.Limit != 0 && r.Limit < size {
@@ -106,9 +106,9 @@ func (b *fileBackend) checkRoom(size, promise, need int64) error {
 	return nil
 }
 
-// claim is checkRoom, and counts what is promised at once, until release: two that come
-// at the same time do not both get the last of it. Call release when what was made is in
-// the index, or is not made.
+// claim is checkRoom, and counts what is promised immediately, until release: of two
+// concurrent calls only one gets the last of it. Call release when the new object is in
+// the index, or its creation has failed.
 func (b *fileBackend) claim(size, promise, need int64) (release func(), err error) {
 	b.claims.Lock()
 	defer b.claims.Unlock()
@@ -128,7 +128,7 @@ func (p *pool) measure() (total, free int64, err error) {
 	return p.statfs()
 }
 
-// withSpaceKind gives the errors that mean "no room" their kind. It is not for
+// withSpaceKind sets the kind of errors that mean "no room". It is not for
 // attach and detach, where RESOURCE_EXHAUSTED says that the node can take no
 // more volumes.
 func withSpaceKind(err error) error {

@@ -39,8 +39,8 @@ func (p *pool) readSnapshot(id string) (Snapshot, error) {
 	return m.Snapshot, nil
 }
 
-// long runs work that may take longer than a caller waits: it goes on when ctx
-// ends, the answer is DEADLINE_EXCEEDED, and who asks for the same again joins it.
+// long runs work that may take longer than a caller waits: it continues when
+// ctx ends, the answer is DEADLINE_EXCEEDED, and a retry of the same request joins it.
 // It ends early when the backend is closed.
 func long[T any](ctx context.Context, b *fileBackend, what string, request any, fn func(context.Context) (T, error)) (T, error) {
 	var none T
@@ -104,17 +104,17 @@ func (b *fileBackend) createSnapshot(ctx context.Context, s SnapshotSpec) (Snaps
 		return Snapshot{}, b.snaps.abandon(id, err)
 	}
 	defer free()
-	if err := fillOrCut(ctx, b, c, c.size); err != nil {
+	if err := fillOrClone(ctx, b, c, c.size); err != nil {
 		return Snapshot{}, err
 	}
 	return b.commitSnapshot(c, s, from.accessType, "")
 }
 
-// commitSnapshot makes the snapshot exist, whose image is there.
+// commitSnapshot writes the metadata of the snapshot, whose image is complete.
 func (b *fileBackend) commitSnapshot(c *imageCopy[Snapshot], s SnapshotSpec, accessType, group string) (Snapshot, error) {
 	snap := Snapshot{
 		ID: c.id, Name: s.Name, SourceVolumeID: s.SourceVolumeID, SizeBytes: c.size, AccessType: accessType,
-		CreatedAt: c.mark.CutAt, HoldsData: c.holding, GroupID: group,
+		CreatedAt: c.mark.Time, HoldsData: c.holding, GroupID: group,
 	}
 	if inDoubt, err := b.snaps.save(snap); err != nil {
 		return Snapshot{}, c.notSaved(inDoubt, err)
@@ -193,11 +193,11 @@ type copySource struct {
 	accessType string
 }
 
-// holdVolume keeps the volume as it is until release: where the cut is atomic it
-// stays locked, which is not for long; else it is pinned. A volume that somebody may
-// write to is held for an atomic cut alone.
+// holdVolume keeps the volume as it is until release: where clones are atomic it
+// stays locked, which is not for long; else it is pinned. A volume to which a node may
+// write is held only for an atomic clone.
 func (b *fileBackend) holdVolume(ctx context.Context, id string) (from copySource, release func(), err error) {
-	if !b.vols.known(id) { // so it is no volume that is being made of this one, and waits for it
+	if !b.vols.known(id) { // so it is no volume that is being created from this one, and waits for it
 		return from, nil, fmt.Errorf("source volume %q %w", id, errNotFound)
 	}
 	unlock, err := b.lock(ctx, "copy volume", id)
@@ -206,7 +206,7 @@ func (b *fileBackend) holdVolume(ctx context.Context, id string) (from copySourc
 	}
 	v, err := b.vols.current(id)
 	if err == nil && v.Attachment != nil && !b.reflinks() {
-		err = fmt.Errorf("%w: it is attached to node %q, and the pool's file system cannot copy it at one moment; detach it first, or use a pool on xfs or btrfs", errInUse, v.Attachment.NodeID)
+		err = fmt.Errorf("%w: it is attached to node %q, and the pool's file system has no atomic copies; detach it first, or use a pool on xfs or btrfs", errInUse, v.Attachment.NodeID)
 	}
 	if err != nil {
 		unlock()
@@ -264,12 +264,12 @@ func begin[T object](b *fileBackend, to *store[T], id string, from copySource) (
 	return c, nil
 }
 
-// fillOrCut makes the image, in one cut or piece by piece. Nothing is left of it
-// when the pool is full: the CO gives up then; nor of a cut that is of no use.
-func fillOrCut[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], size int64) error {
+// fillOrClone creates the image, by one atomic clone or piece by piece. Nothing is left
+// of it when the pool is full, because the CO does not retry then, nor of an unusable clone.
+func fillOrClone[T object](ctx context.Context, b *fileBackend, c *imageCopy[T], size int64) error {
 	var err error
 	if c.atomic {
-		err = c.cut()
+		err = c.clone()
 	} else {
 		err = c.fill(ctx, func() error { return b.checkRoom(0, 0, 0) })
 	}

@@ -119,7 +119,7 @@ func TestSnapshot(t *testing.T) {
 	other := mustCreate(t, b, spec("b"))
 	_, err := b.CreateSnapshot(t.Context(), snap("s", other.ID))
 	wantCode(t, err, codes.AlreadyExists, "source volume", v.ID, other.ID)
-	_, err = b.CreateSnapshot(t.Context(), snap("x", volumeID("nobody")))
+	_, err = b.CreateSnapshot(t.Context(), snap("x", volumeID("unknown")))
 	wantCode(t, err, codes.NotFound, "source volume")
 
 	// The volume goes, the snapshot stays; the snapshot goes, what was made of it stays.
@@ -199,8 +199,8 @@ func TestClone(t *testing.T) {
 	}
 }
 
-// A pool that cannot cut at one moment copies nothing that somebody may write to,
-// and lets nobody write to what it copies.
+// A pool without atomic clones copies no volume to which a node may write, and attaches
+// no volume that it copies.
 func TestNoTornCopy(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
@@ -233,7 +233,7 @@ func TestNoTornCopy(t *testing.T) {
 	<-copying
 	wantCode(t, attach(), codes.Aborted, "being copied")
 	wantCode(t, b.DeleteVolume(ctx, v.ID), codes.Aborted, "being copied")
-	// Who does not want to wait any longer is told so, and the work goes on.
+	// A caller whose context ends gets DEADLINE_EXCEEDED, and the work continues.
 	short, cancel := context.WithCancel(ctx)
 	cancelled := make(chan error)
 	go func() { _, err := b.CreateSnapshot(short, snap("s", v.ID)); cancelled <- err }()
@@ -256,7 +256,7 @@ func TestNoTornCopy(t *testing.T) {
 	}
 }
 
-// What was copied before a kill is not copied again, unless somebody may have
+// What was copied before a kill is not copied again, unless a node may have
 // written to the source since.
 func TestCopyGoesOn(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -272,7 +272,7 @@ func TestCopyGoesOn(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, false},
-		"made anew": {func(t *testing.T, b *fileBackend, id string) {
+		"created again": {func(t *testing.T, b *fileBackend, id string) {
 			if err := b.DeleteVolume(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
@@ -301,7 +301,7 @@ func TestCopyGoesOn(t *testing.T) {
 				t.Error("the part of a copy is forgotten")
 			}
 			_, err = b.GetSnapshot(t.Context(), b.snapshotID("s"))
-			wantCode(t, err, codes.NotFound) // not before it is cut
+			wantCode(t, err, codes.NotFound) // not before its point in time
 			test.between(t, b, v.ID)
 			pieces = 0
 			b.step = func(name string) error {
@@ -347,7 +347,7 @@ func TestCopyOfSnapshotMadeAnew(t *testing.T) {
 	wantFilled(t, b, mustCreate(t, b, from("c", s.ID)).ID, "b", gib)
 }
 
-// A copy whose removal was cut off has lost its image, and says still how far it got.
+// A copy whose removal was interrupted has lost its image, and says still how far it got.
 func TestCopyOfWhichTheMarkIsLeft(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
@@ -372,7 +372,7 @@ func TestCopyOfWhichTheMarkIsLeft(t *testing.T) {
 	wantFilled(t, b, mustCreate(t, b, from("c", v.ID)).ID, "a", gib)
 }
 
-// Copies end with the driver, and go on with the next one.
+// Copies stop with the driver, and the next one resumes them.
 func TestCloseStopsCopies(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
@@ -400,8 +400,8 @@ func TestCloseStopsCopies(t *testing.T) {
 }
 
 // A full pool is left as it was.
-// Each of several copies fits into the pool, and all together do not: they leave the
-// reserve alone.
+// Each of several copies fits into the pool, and all together do not: they do not
+// use the reserve.
 func TestCopiesLeaveTheReserve(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink, b.limits.reserve = false, 50
@@ -572,7 +572,7 @@ func TestSnapshotFaults(t *testing.T) {
 						closeBackend(t, b)
 						return
 					}
-					if err != nil { // or the mark alone stayed
+					if err != nil { // or only the mark stayed
 						wantCode(t, err, codes.Unavailable)
 					}
 					if mode != "one error" {

@@ -7,10 +7,10 @@ import (
 	"syscall"
 )
 
-// A pool that is full to the last block could take nothing off a node: who detaches a
-// volume writes its metadata anew, and while it is attached it is not deleted either. So
-// a file holds some room, and what has to be written gets it piece by piece. Volumes that
-// grow at the same time may take what was freed: the pieces are for several attempts.
+// From a pool that is full to the last block no volume could be detached, which rewrites
+// its metadata, and while it is attached it is not deleted either. So a file holds some
+// room, and what has to be written gets it piece by piece. Volumes that grow concurrently
+// may take what was freed: the pieces are for several attempts.
 const (
 	spareName  = markerName + ".spare"
 	spareSize  = 4 << 20
@@ -52,7 +52,7 @@ func (p *pool) giveSpare() bool {
 	return err == nil && info.Size() > 0 && f.Truncate(max(0, info.Size()-sparePiece)) == nil
 }
 
-// keepSpare makes the file, or what is missing of it. The pool's lock is held.
+// keepSpare creates the file, or what is missing of it. The pool's lock is held.
 func (p *pool) keepSpare() error {
 	info, err := p.root.Lstat(spareName)
 	if err == nil && info.Size() >= spareSize {

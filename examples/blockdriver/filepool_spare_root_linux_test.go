@@ -32,7 +32,7 @@ func fillDisk(t *testing.T, file string) {
 }
 
 // Volumes have filled the pool's disk to the last block: they can be taken off their
-// nodes, driver and node plugin start, and when there is room again all goes on as before.
+// nodes, driver and node plugin start, and when there is room again all works as before.
 func TestPoolFullToTheLastBlock(t *testing.T) {
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

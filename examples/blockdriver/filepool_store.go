@@ -19,7 +19,7 @@ import (
 //	<id>.json       metadata; an object exists exactly as long as this file does
 //	<id>.img        the image, of those that have one
 //	<id>.deleting   the metadata of an object whose deletion has begun and will be finished
-//	<id>.copying    the image is being made as a copy, see imageCopy
+//	<id>.copying    the image is an unfinished copy, see imageCopy
 //	<id>.json.tmp   metadata being written
 //
 // What is on the disk decides; the index in memory only spares reading it. A
@@ -57,7 +57,7 @@ type object interface {
 type record[T object] struct {
 	id    string
 	value T
-	// inDoubt: the disk may say something else, or cannot be understood.
+	// inDoubt: the disk may have other content, or cannot be parsed.
 	inDoubt bool
 }
 
@@ -78,7 +78,7 @@ func (s *store[T]) find(name string) (id string, ok bool) {
 	return id, ok
 }
 
-// has is find for who does not need the ID.
+// has is find without the ID.
 func (s *store[T]) has(name string) bool {
 	_, ok := s.find(name)
 	return ok
@@ -254,8 +254,8 @@ func (s *store[T]) beginDelete(v T) error {
 }
 
 // finishDelete removes what is left of an object whose deletion has begun, if
-// anything. The mark goes last, and only when the image is gone for good: an
-// image without its mark would be kept as somebody's data.
+// anything. The mark is removed last, and only when the removal of the image is durable: an
+// image without its mark would be kept as data of an unknown volume.
 func (s *store[T]) finishDelete(id string) error {
 	if _, err := s.dir.Lstat(id + extDeleting); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -286,7 +286,7 @@ func (s *store[T]) clear(id string) error {
 	return s.removeUncommitted(id + extImage)
 }
 
-// makeImage makes the image of a new object, durable and full of zeros, or leaves
+// makeImage creates the image of a new object, durable and full of zeros, or leaves
 // none behind.
 func (s *store[T]) makeImage(id string, size int64) error {
 	name := id + extImage
@@ -331,7 +331,7 @@ func (s *store[T]) growImage(id string, size int64) error {
 	return s.pool.do("sync image", f.Sync)
 }
 
-// checkUnwritten: a create that was cut off leaves an image that nobody wrote to.
+// checkUnwritten: an interrupted create leaves an image that was never written to.
 // One that holds data belongs to an object whose metadata was lost, and is not ours
 // to overwrite or to remove.
 func (s *store[T]) checkUnwritten(f *os.File, name string) error {
@@ -345,7 +345,7 @@ func (s *store[T]) checkUnwritten(f *os.File, name string) error {
 	return nil
 }
 
-// removeUncommitted removes the image of a create that was cut off: its object
+// removeUncommitted removes the image of an interrupted create: its object
 // was never acknowledged. The image may be gone already, with its mark.
 func (s *store[T]) removeUncommitted(name string) error {
 	f, err := s.dir.Open(name)
@@ -363,14 +363,14 @@ func (s *store[T]) removeUncommitted(name string) error {
 }
 
 // repair brings the directory and the index in order at the start. What fails
-// for one object is logged, and the others go on. loaded is called for each object
+// for one object is logged, and the others are served. loaded is called for each object
 // that was read.
 func (s *store[T]) repair(loaded func(T) error) error {
 	names, err := readNames(s.dir)
 	if err != nil {
 		return err
 	}
-	// Metadata before marks and images, which are judged by it.
+	// Metadata before marks and images, which are checked against it.
 	rank := map[string]int{extTemp: 1, extMetadata: 2, extDeleting: 3, extCopying: 3, extImage: 4}
 	slices.SortFunc(names, func(x, y string) int {
 		return cmp.Or(cmp.Compare(rank[extension(x)], rank[extension(y)]), cmp.Compare(x, y))
@@ -399,19 +399,19 @@ func (s *store[T]) repairFile(name, id string, loaded func(T) error) error {
 	case ext == extMaking && s.ids.MatchString(id):
 		s.setBegun(id, true)
 	case !s.ids.MatchString(id):
-		s.log.Warn("pool holds a file that is not csikit's", "file", s.pool.file(s.name, name))
+		s.log.Warn("the pool has a foreign file", "file", s.pool.file(s.name, name))
 		return nil
 	case ext == extMetadata:
 		return s.load(id, loaded)
 	case ext == extDeleting && s.known(id):
-		// An earlier version, which gave a name its ID again, made it anew after its
-		// predecessor's image was removed, and a power cut brought the mark back.
+		// An earlier version, which reused the ID of a name, created it again after its
+		// predecessor's image was removed, and a power failure restored the mark.
 		return s.pool.remove(s.dir, name)
 	case ext == extDeleting:
 		return s.finishDelete(id)
 	case ext == extCopying && s.known(id): // and complete
 		return s.pool.remove(s.dir, name)
-	case ext == extCopying && s.pool.reflinks(): // a cut is made anew
+	case ext == extCopying && s.pool.reflinks(): // an atomic clone is repeated
 		return s.dropCopy(id)
 	case ext == extCopying:
 		s.setBegun(id, true)

@@ -191,7 +191,7 @@ func TestOpenPool(t *testing.T) {
 			os.Mkdir(dir, 0o700)
 			write(t, dir+"/.csikit-pool", `{"format":"csikit-pool","version":1}`)
 		}, ""},
-		{"somebody's directory", func(t *testing.T, dir string) {
+		{"a foreign directory", func(t *testing.T, dir string) {
 			os.Mkdir(dir, 0o700)
 			write(t, dir+"/thesis.txt", "")
 		}, `is not empty (it holds "thesis.txt")`},
@@ -255,7 +255,7 @@ func TestOpenPool(t *testing.T) {
 	}
 }
 
-// Several pods may meet the empty directory at once.
+// Several pods may find the empty directory concurrently.
 func TestInitPoolConcurrently(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
 	var wg sync.WaitGroup
@@ -285,7 +285,7 @@ func TestControllerLock(t *testing.T) {
 	}
 	defer other.Close()
 	_, err = newFileBackend(other, nil)
-	if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another controller has the pool") {
+	if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "another controller owns the pool") {
 		t.Fatalf("error %v, want one that names the pool", err)
 	}
 	if err := b.Close(); err != nil {
@@ -517,22 +517,22 @@ func TestDeleteVolume(t *testing.T) {
 	}
 
 	// A new volume of the same name has nothing of the old one.
-	anew := mustCreate(t, b, spec("a"))
-	wantNoData(t, b, anew.ID)
+	again := mustCreate(t, b, spec("a"))
+	wantNoData(t, b, again.ID)
 	// And what comes late for the old one does not hit it.
-	if _, err := b.AttachVolume(t.Context(), anew.ID, Attachment{NodeID: "n1"}); err != nil {
+	if _, err := b.AttachVolume(t.Context(), again.ID, Attachment{NodeID: "n1"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := errors.Join(b.DetachVolume(t.Context(), v.ID, "n1"), b.DeleteVolume(t.Context(), v.ID)); err != nil {
 		t.Error(err)
 	}
-	if got, err := b.GetVolume(t.Context(), anew.ID); err != nil || got.Attachment == nil {
+	if got, err := b.GetVolume(t.Context(), again.ID); err != nil || got.Attachment == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
 // A pool of an earlier version, which made the whole ID of the name: what is in it is
-// found by its name, and what was begun goes on.
+// found by its name, and what was begun is resumed.
 func TestIDsOfEarlierVersion(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
@@ -590,7 +590,7 @@ func TestIDsOfEarlierVersion(t *testing.T) {
 		t.Error(err)
 	}
 	if v := mustCreate(t, b, spec("a")); v.ID == volumeID("a") {
-		t.Error("made anew with the ID of what was deleted")
+		t.Error("created again with the ID of what was deleted")
 	}
 }
 
@@ -665,7 +665,7 @@ func TestExpandVolume(t *testing.T) {
 	wantCode(t, err, codes.OutOfRange, "never shrink")
 }
 
-// A cut-off expansion leaves a larger image. A node may have seen it, so it is
+// An interrupted expansion leaves a larger image. A node may have seen it, so it is
 // never made smaller again.
 func TestExpandAfterCutOffExpansion(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
@@ -804,7 +804,7 @@ func TestDamagedMetadata(t *testing.T) {
 	ctx := t.Context()
 	for name, text := range map[string]string{
 		"empty":           "",
-		"cut":             string(sound[:len(sound)/2]),
+		"truncated":       string(sound[:len(sound)/2]),
 		"not an object":   "7",
 		"no version":      strings.Replace(string(sound), `"version": 1`, `"version": 0`, 1),
 		"newer":           strings.Replace(string(sound), `"version": 1`, `"version": 2`, 1),
@@ -858,8 +858,8 @@ func TestDamagedMetadata(t *testing.T) {
 
 func TestDamagedImage(t *testing.T) {
 	for name, damage := range map[string]func(file string) error{
-		"missing": os.Remove,
-		"cut":     func(file string) error { return os.Truncate(file, gib-1) },
+		"missing":   os.Remove,
+		"truncated": func(file string) error { return os.Truncate(file, gib-1) },
 		"not a file": func(file string) error {
 			return errors.Join(os.Remove(file), os.Mkdir(file, 0o700))
 		},
@@ -925,9 +925,9 @@ func TestRepairAtStart(t *testing.T) {
 	keep, gone := mustCreate(t, b, spec("keep")), mustCreate(t, b, spec("gone"))
 	volumes := filepath.Join(dir, "volumes")
 	write(t, filepath.Join(volumes, keep.ID+".json.tmp"), `{"ver`) // killed while writing
-	write(t, filepath.Join(volumes, keep.ID+extDeleting), "")      // a mark that a power cut brought back
-	write(t, filepath.Join(volumes, "notes.txt"), "")              // somebody's
-	write(t, filepath.Join(volumes, "x.tmp"), "")                  // somebody's
+	write(t, filepath.Join(volumes, keep.ID+extDeleting), "")      // a mark that a power failure restored
+	write(t, filepath.Join(volumes, "notes.txt"), "")              // foreign
+	write(t, filepath.Join(volumes, "x.tmp"), "")                  // foreign
 	if err := os.Rename(filepath.Join(volumes, gone.ID+extMetadata), filepath.Join(volumes, gone.ID+extDeleting)); err != nil {
 		t.Fatal(err)
 	}
@@ -941,7 +941,7 @@ func TestRepairAtStart(t *testing.T) {
 	}
 }
 
-// Power cuts cannot be tested here, but what survives one is decided by the
+// Power failures cannot be tested here, but what survives one is decided by the
 // order of these steps.
 func TestStepOrder(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
@@ -978,7 +978,7 @@ func TestStepOrder(t *testing.T) {
 }
 
 // TestFaults fails every step of every operation in turn, as an I/O error or as
-// a kill, and then goes on in every sensible way. Whatever happened, the pool
+// a kill, and then continues in every sensible way. Whatever happened, the pool
 // must end as if it had not.
 func TestFaults(t *testing.T) {
 	ctx := context.Background()
@@ -1032,7 +1032,7 @@ func TestFaults(t *testing.T) {
 	}
 	modes := []struct {
 		name string
-		// last tells whether step number i fails when n is the first one to
+		// last reports whether step number i fails when n is the first one to
 		// fail.
 		fails   func(i, n int) bool
 		restart bool
@@ -1445,7 +1445,7 @@ func TestAttachLimit(t *testing.T) {
 	}
 }
 
-// Everything at once, as sidecars do it: after it, memory and disk must agree
+// Everything concurrently, as sidecars do it: after it, memory and disk must agree
 // and no file be left over.
 func TestConcurrentOperations(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)

@@ -28,7 +28,7 @@ type fileBackend struct {
 	snaps  *store[Snapshot]
 	groups *store[Group]
 
-	// What takes long goes on when its caller has gone, until the backend is closed.
+	// Long work continues without its caller, until the backend is closed.
 	work *blocking.Group
 	life context.Context
 	stop context.CancelFunc
@@ -38,7 +38,7 @@ type fileBackend struct {
 	pins   pins
 
 	limits   policy
-	promised atomic.Int64 // bytes that all in the pool have together, and what is being made
+	promised atomic.Int64 // bytes that all in the pool have together, and what is being created
 	claims   sync.Mutex   // one check of promised and its change at a time
 
 	// The pools of one driver share these.
@@ -90,7 +90,7 @@ func newFileBackendOf(p *pool, work *blocking.Group, log *slog.Logger, locks *ke
 		return nil, fail("open pool", p.dir, "%w", err)
 	}
 	if err := p.keepSpare(); err != nil {
-		log.Warn("if the pool gets full, volumes may not be taken off their nodes", "pool", p.dir, "error", err)
+		log.Warn("no spare space: if the pool gets full, detaching volumes may fail", "pool", p.dir, "error", err)
 	}
 	return b, nil
 }
@@ -111,9 +111,8 @@ func (b *fileBackend) uncount() {
 	}
 }
 
-// Close gives the lock up. Call it after the last operation has returned. Copies
-// that are still being made are stopped, and gone on with by whoever is asked for
-// them again.
+// Close releases the lock. Call it after the last operation has returned. Copies
+// in progress are stopped; a later request for the same resumes them.
 func (b *fileBackend) Close() error {
 	b.stop()
 	b.jobs.close()
@@ -135,7 +134,7 @@ func (b *fileBackend) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, e
 	if err != nil {
 		return v, err
 	}
-	if err := v.checkIs(s); err != nil { // who joined may want it elsewhere
+	if err := v.checkIs(s); err != nil { // a request that joined may want it elsewhere
 		return Volume{}, fail("create volume", s.Name, "%w", err)
 	}
 	return v, nil
@@ -172,7 +171,7 @@ func (b *fileBackend) createEmpty(v Volume, s VolumeSpec) (_ Volume, err error) 
 	}
 	defer release()
 	if err := b.vols.dropCopy(v.ID); err != nil {
-		return Volume{}, fmt.Errorf("remove the copy that was to become it: %w", err)
+		return Volume{}, fmt.Errorf("remove its unfinished copy: %w", err)
 	}
 	// The image comes first: once metadata is there the volume exists.
 	b.vols.setBegun(v.ID, true)
@@ -216,7 +215,7 @@ func (b *fileBackend) createFrom(ctx context.Context, v Volume, s VolumeSpec) (V
 		return Volume{}, b.vols.abandon(v.ID, err)
 	}
 	defer free()
-	if err := fillOrCut(ctx, b, c, v.CapacityBytes); err != nil {
+	if err := fillOrClone(ctx, b, c, v.CapacityBytes); err != nil {
 		return Volume{}, err
 	}
 	v.Source, v.HoldsData = s.Source, c.holding
@@ -228,7 +227,7 @@ func (b *fileBackend) createFrom(ctx context.Context, v Volume, s VolumeSpec) (V
 }
 
 // sameData: what is on a raw block volume is up to its user, and a file system can
-// be looked at as a block volume.
+// be read as a block volume.
 func sameData(source, wanted string) bool {
 	return source == wanted || source == accessBlock || wanted == accessBlock
 }
@@ -275,7 +274,7 @@ func (b *fileBackend) ExpandVolume(ctx context.Context, id string, r CapacityRan
 	if err != nil {
 		return Volume{}, fail(op, id, "%w", err)
 	}
-	// An expansion that was cut off leaves the image larger than the metadata
+	// An interrupted expansion leaves the image larger than the metadata
 	// says. It is not taken back, because a node may have seen it already.
 	has, err := b.checkImage(b.volumes, "volumes", v.ID, v.CapacityBytes)
 	if err != nil {
@@ -346,7 +345,7 @@ func (b *fileBackend) AttachVolume(ctx context.Context, id string, a Attachment)
 		return nil, fail(op, id, "node %q %w; start the node plugin there, with the same pool", a.NodeID, errNoNode)
 	}
 	if err != nil {
-		return nil, fail(op, id, "look for node %q: %w", a.NodeID, err)
+		return nil, fail(op, id, "find node %q: %w", a.NodeID, err)
 	}
 	if err := topology.CheckNode(node.Topology, v.Segments); err != nil {
 		return nil, fail(op, id, "%w: node %q: %w", errUnreachable, a.NodeID, err)
@@ -438,7 +437,7 @@ func (b *fileBackend) ListVolumes(_ context.Context, after string, limit int) (p
 	return page, next, nil
 }
 
-// finishExpansion: an expansion that was cut off has left the image larger than
+// finishExpansion: an interrupted expansion has left the image larger than
 // the metadata says.
 func (b *fileBackend) finishExpansion(v Volume) error {
 	size, err := b.checkImage(b.volumes, "volumes", v.ID, v.CapacityBytes)

@@ -9,11 +9,11 @@ import (
 
 // An xfs that grows while it is mounted writes the superblocks of its new allocation
 // groups, then its log, then the superblocks of all other groups, and that of the first
-// last. Of an image that is cut in between, Linux may be unable to replay the log. The
+// last. Of an image that is cloned in between, Linux may be unable to replay the log. The
 // node has the first one written as soon as the file system has grown, and the kernel
-// does it by itself within half a minute.
+// does it within half a minute in any case.
 
-// checkGrown fails with errBusy if the image of an xfs was cut in that time.
+// checkGrown fails with errBusy if the image of an xfs was cloned in that time.
 func checkGrown(image io.ReaderAt, nodeID string) error {
 	first, err := readXFS(image, 0)
 	end := first.groupBytes * first.groups
@@ -29,7 +29,7 @@ func checkGrown(image io.ReaderAt, nodeID string) error {
 		return err
 	}
 	if second.id == first.id && second.blocks > first.blocks || behind.id == first.id {
-		return fmt.Errorf("%w: its xfs is growing on node %q, and what is cut meanwhile may be unusable; try again when NodeExpandVolume or NodeStageVolume has ended there, or when the volume is detached", errBusy, nodeID)
+		return fmt.Errorf("%w: its xfs is growing on node %q, and a copy of this point in time may be unusable; try again when NodeExpandVolume or NodeStageVolume has ended there, or when the volume is detached", errBusy, nodeID)
 	}
 	return nil
 }

@@ -39,11 +39,11 @@ func TestCheckGrown(t *testing.T) {
 		{name: "remains of an earlier one", at: map[int64][]byte{0: sb(512, 2), group: superblock('b', 768, 3, group/4096), 2 * group: superblock('b', 768, 3, group/4096)}},
 		{name: "the first is last", at: map[int64][]byte{0: sb(512, 2), group: sb(768, 3), 2 * group: sb(768, 3)}, grows: true},
 		{name: "the last group became larger", at: map[int64][]byte{0: sb(300, 2), group: sb(512, 2)}, grows: true},
-		{name: "the new group is there alone", at: map[int64][]byte{0: sb(512, 2), group: sb(512, 2), 2 * group: sb(512, 2)}, grows: true},
+		{name: "only the new group is there", at: map[int64][]byte{0: sb(512, 2), group: sb(512, 2), 2 * group: sb(512, 2)}, grows: true},
 		{name: "damaged: no groups", at: map[int64][]byte{0: sb(512, 0), group: sb(512, 2)}},
 		{name: "damaged: huge groups", at: map[int64][]byte{0: superblock('a', 512, math.MaxUint32, math.MaxUint32)}},
 		{name: "damaged: groups of nothing", at: map[int64][]byte{0: superblock('a', 512, 2, 0)}},
-		{name: "cut short", at: map[int64][]byte{0: sb(512, 2)}, length: group + 100},
+		{name: "truncated", at: map[int64][]byte{0: sb(512, 2)}, length: group + 100},
 	} {
 		image := make([]byte, 4*group)
 		for at, sb := range c.at {
@@ -56,7 +56,7 @@ func TestCheckGrown(t *testing.T) {
 		if !c.grows && err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		if c.grows && (err == nil || fail("cut", "", "%w", err).(*backendError).GRPCStatus().Code() != codes.Aborted || !strings.Contains(err.Error(), `"n1"`)) {
+		if c.grows && (err == nil || fail("clone", "", "%w", err).(*backendError).GRPCStatus().Code() != codes.Aborted || !strings.Contains(err.Error(), `"n1"`)) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/csikit/csikit/blocking"
 )
 
-// poolSet holds what is made of each pool: the node plugin's pools, or the
+// poolSet holds what is open of each pool: the node plugin's pools, or the
 // controller's backends. A pool that is not there at the start, because its file
 // system is not mounted yet, is opened when it is asked for and there.
 type poolSet[T interface {
@@ -31,18 +31,18 @@ type poolSet[T interface {
 	opened map[string]T // by name
 }
 
-// startPatience is how long the start waits for pools of which another one is
+// startTimeout is how long the start waits for pools of which another one is
 // there.
-const startPatience = 20 * time.Second
+const startTimeout = 20 * time.Second
 
 // start opens the pools. One that is there is enough.
 func (s *poolSet[T]) start(ctx context.Context) error {
 	s.opened = map[string]T{}
-	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err := s.openAway(ctx)
 	if err != nil && len(s.here()) > 0 {
-		s.log.Error("a pool is not there; its volumes have to wait, and so have new ones, which could be there already", "error", err)
+		s.log.Error("a pool is unavailable; calls for its volumes fail until it is back, and so do creates, whose names it may have", "error", err)
 		return nil
 	}
 	return err
@@ -61,24 +61,24 @@ func (s *poolSet[T]) here() []T {
 	return list
 }
 
-// lookPatience is how long a pool may take to answer until it is unreachable.
-const lookPatience = 5 * time.Second
+// probeTimeout is how long a pool may take to answer until it is unreachable.
+const probeTimeout = 5 * time.Second
 
 // answers waits until the pool's file system does, be it with an error. Calls that only
 // look come again and again, and no lock keeps them from doing so: each would leave a
 // thread in the kernel, and here all of them wait for one.
 func (s *poolSet[T]) answers(ctx context.Context, v T) error {
-	ctx, cancel := context.WithTimeout(ctx, lookPatience)
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	_, _, err := s.work.Do(ctx, "look at pool "+v.at(), func() (any, error) {
+	_, _, err := s.work.Do(ctx, "probe pool "+v.at(), func() (any, error) {
 		_, _, _ = v.measure()
 		return nil, nil
 	})
 	return err
 }
 
-// silent returns why pools do not answer, by where they are. All are asked at once: several
-// cost no more than one.
+// silent returns why pools do not answer, by where they are. All are asked concurrently:
+// several cost no more than one.
 func (s *poolSet[T]) silent(ctx context.Context) map[string]error {
 	silent := map[string]error{}
 	var mu sync.Mutex
@@ -109,7 +109,7 @@ func (s *poolSet[T]) away() []poolConfig {
 	})
 }
 
-// openAway tries to open the pools that are not open, all at once, and returns why
+// openAway tries to open the pools that are not open, concurrently, and returns why
 // those that still are not cannot be.
 func (s *poolSet[T]) openAway(ctx context.Context) error {
 	away := s.away()
@@ -159,7 +159,7 @@ func (s *poolSet[T]) holder(ctx context.Context, op, id string, has func(T) bool
 			continue
 		}
 		if err = s.openAway(ctx); err != nil {
-			err = fail(op, id, "it may be in a pool that is not there: %s", oneLine(err))
+			err = fail(op, id, "it may be in an unavailable pool: %s", oneLine(err))
 		}
 	}
 	return found, err

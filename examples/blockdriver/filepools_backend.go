@@ -28,8 +28,8 @@ type filePools struct {
 	attached *tally
 	limits   policy
 
-	calls        sync.RWMutex // held for writing while the pools are given up
-	asked        atomic.Bool  // somebody has sent us a call
+	calls        sync.RWMutex // held for writing while the pools are released
+	asked        atomic.Bool  // a call has arrived here
 	watch        sync.WaitGroup
 	stopWatching func()
 }
@@ -54,15 +54,15 @@ func openPools(ctx context.Context, configs []poolConfig, limits policy, work *b
 		return nil, errors.Join(err, m.closeAll())
 	}
 	if len(m.here()) == 0 {
-		log.Info("another controller has the pools: standing by")
+		log.Info("another controller owns the pools: on standby")
 	}
 	watching, stop := context.WithCancel(context.Background())
 	m.stopWatching = stop
-	m.watch.Go(func() { m.giveUpWhenWanted(watching) })
+	m.watch.Go(func() { m.releaseWhenWanted(watching) })
 	return m, nil
 }
 
-// onlyHeld: nothing is wrong with the pools but that another controller has them.
+// onlyHeld: the only error of the pools is that another controller owns them.
 func onlyHeld(err error) bool {
 	list := []error{err}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -71,7 +71,7 @@ func onlyHeld(err error) bool {
 	return !slices.ContainsFunc(list, func(err error) bool { return !errors.Is(err, errHeld) })
 }
 
-// Close gives the pools up.
+// Close releases the pools.
 func (m *filePools) Close() error {
 	m.stopWatching()
 	m.watch.Wait()
@@ -80,7 +80,7 @@ func (m *filePools) Close() error {
 
 func (m *filePools) closeAll() error {
 	all := m.here()
-	for _, b := range all { // what is under way may be about several of them
+	for _, b := range all { // a call in flight may use several of them
 		b.stop()
 		b.jobs.close()
 	}
@@ -94,10 +94,10 @@ func (m *filePools) closeAll() error {
 }
 
 // all returns the backends of all pools, for what must not leave one out: a CO takes a
-// volume that is in no list for one that is gone.
+// volume that is in no list for a deleted one.
 func (m *filePools) all(ctx context.Context, op string) ([]*fileBackend, error) {
 	if err := m.openAway(ctx); err != nil {
-		return nil, fail(op, "", "a pool is not there: %s", oneLine(err))
+		return nil, fail(op, "", "a pool is unavailable: %s", oneLine(err))
 	}
 	return m.here(), nil
 }
@@ -134,7 +134,7 @@ func (m *filePools) CreateVolume(ctx context.Context, s VolumeSpec) (Volume, err
 	return m.createWhereItFits(ctx, s, size)
 }
 
-// createFrom makes the volume in the pool of its source.
+// createFrom creates the volume in the pool of its source.
 func (m *filePools) createFrom(ctx context.Context, s VolumeSpec) (Volume, error) {
 	const op = "create volume"
 	find, sourceID := m.snapshot, s.Source.SnapshotID
@@ -158,7 +158,7 @@ func (m *filePools) createWhereItFits(ctx context.Context, s VolumeSpec, size in
 	const op = "create volume"
 	places, unknown := m.places(ctx)
 	if len(places) == 1 && unknown == nil && s.Requirement == nil {
-		return m.named(places[0].Name).CreateVolume(ctx, s) // its error says more
+		return m.named(places[0].Name).CreateVolume(ctx, s) // its error has the details
 	}
 	for {
 		chosen, err := topology.Choose(s.Requirement, size, places)
@@ -204,7 +204,7 @@ func (m *filePools) places(ctx context.Context) (places []topology.Candidate, un
 			p, err = b.Places(ctx)
 		}
 		if err != nil {
-			m.log.Error("a pool cannot say what is free", "pool", b.name, "error", err)
+			m.log.Error("cannot measure the free space of a pool", "pool", b.name, "error", err)
 			unknown = err
 		}
 		places = append(places, p...)
@@ -259,7 +259,7 @@ func (m *filePools) AttachVolume(ctx context.Context, id string, a Attachment) (
 	}
 	for _, other := range m.here() { // a node that exists, but has not this pool
 		if _, err := other.readNode(a.NodeID); err == nil {
-			return nil, fail(op, id, "%w: node %q does not have the pool %s; give its node plugin that pool, or run the pod elsewhere", errUnreachable, a.NodeID, b.name)
+			return nil, fail(op, id, "%w: node %q does not have the pool %s; configure its node plugin with that pool, or run the pod elsewhere", errUnreachable, a.NodeID, b.name)
 		}
 	}
 	return nil, err
@@ -350,7 +350,7 @@ func (m *filePools) ListSnapshots(ctx context.Context, sourceVolumeID, after str
 	})
 }
 
-// merge makes one page of those of the pools, which all begin behind the same ID.
+// merge combines the pages of the pools, which all begin behind the same ID.
 func merge[T object](pools []*fileBackend, limit int, page func(*fileBackend) ([]T, string, error)) (all []T, next string, err error) {
 	if len(pools) == 1 {
 		return page(pools[0])

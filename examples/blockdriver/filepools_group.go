@@ -15,7 +15,7 @@ import (
 // snapshot per volume, in the volume's pool. The record is written last; before the
 // first snapshot <id>.making is, beside it. Snapshots of a group that has this mark and
 // no record were never acknowledged and are removed. Without the mark they stay: their
-// record may be in a pool that this process was not told of.
+// record may be in a pool that this process is not configured with.
 
 // memberName is a name that no CO can send: names have no NUL.
 func memberName(group, volumeID string) string { return "group\x00" + group + "\x00" + volumeID }
@@ -64,7 +64,7 @@ func (p *pool) readGroup(id string) (Group, error) {
 type freezer interface {
 	NodeID() string
 	// Freeze returns what thaws the volume again, and fails if it was not frozen all
-	// the time. It thaws by itself after freezeLimit. A volume that cannot be frozen
+	// the time. It thaws automatically after freezeLimit. A volume that cannot be frozen
 	// here is errInUse.
 	Freeze(ctx context.Context, volumeID string) (thaw func() error, err error)
 }
@@ -138,7 +138,7 @@ func (m *filePools) groupIDFor(name string) string {
 	return newID(groupKind, name)
 }
 
-// member is one volume of a group whose snapshot is being made.
+// member is one volume of a group snapshot in progress.
 type member struct {
 	b        *fileBackend
 	volumeID string
@@ -152,12 +152,12 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 		return Group{}, err
 	}
 	defer unlock()
-	if g, err := m.existingGroup(ctx, s); !errors.Is(err, errNotFound) { // made while we waited
+	if g, err := m.existingGroup(ctx, s); !errors.Is(err, errNotFound) { // created while this call waited
 		return g, err
 	}
 	id := m.groupIDFor(s.Name)
 	if err := m.dropUnfinished(id); err != nil {
-		return Group{}, fmt.Errorf("remove what an earlier attempt has left: %w", err)
+		return Group{}, fmt.Errorf("remove what an earlier attempt left: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -172,7 +172,7 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 		return Group{}, err
 	}
 	defer release()
-	if err := m.cutTogether(ctx, home, id, members); err != nil {
+	if err := m.cloneTogether(ctx, home, id, members); err != nil {
 		return Group{}, err
 	}
 	g := Group{ID: id, Name: s.Name}
@@ -189,7 +189,7 @@ func (m *filePools) createGroup(ctx context.Context, home *fileBackend, s GroupS
 		return Group{}, err
 	}
 	if err := home.remove(home.pool.groups, id+extMaking); err != nil {
-		m.log.Warn("the mark of a finished group snapshot stays until the next start", "id", id, "error", err)
+		m.log.Warn("the mark of a finished group snapshot remains until the next start", "id", id, "error", err)
 	}
 	home.groups.setBegun(id, false)
 	return g, nil
@@ -206,7 +206,7 @@ type makingMark struct {
 
 func readMakingMark(data []byte) (mark makingMark, err error) {
 	if err = json.Unmarshal(data, &mark); err != nil || mark.Version != formatVersion || len(mark.VolumeIDs) == 0 {
-		err = fmt.Errorf("the mark of a group snapshot that was begun is %w", errDamaged)
+		err = fmt.Errorf("the mark of an interrupted group snapshot is %w", errDamaged)
 	}
 	return mark, err
 }
@@ -220,7 +220,7 @@ func (b *fileBackend) markGroup(id string, s GroupSpec) error {
 	return err
 }
 
-// dropUnfinished removes what has been made of a group, if it has a mark. The group's
+// dropUnfinished removes what has been created of a group, if it has a mark. The group's
 // lock is held. While it is in doubt whether there is a record, all stays.
 func (m *filePools) dropUnfinished(id string) error {
 	recorded := slices.ContainsFunc(m.here(), func(b *fileBackend) bool { return b.groups.known(id) })
@@ -306,10 +306,10 @@ func (m *filePools) hold(ctx context.Context, s GroupSpec) (members []*member, _
 	return members, release, nil
 }
 
-// cutTogether makes the images. Those that take long come first: their volumes are
-// not attached. The others are cut one after the other while no attached one of them
+// cloneTogether creates the images. Those that take long come first: their volumes are
+// not attached. The others are cloned one after the other while no attached one of them
 // is written to.
-func (m *filePools) cutTogether(ctx context.Context, home *fileBackend, id string, members []*member) error {
+func (m *filePools) cloneTogether(ctx context.Context, home *fileBackend, id string, members []*member) error {
 	var attached []string
 	for _, x := range members {
 		v, err := x.b.vols.get(x.volumeID)
@@ -326,7 +326,7 @@ func (m *filePools) cutTogether(ctx context.Context, home *fileBackend, id strin
 		}
 	}
 	thaw := func() error { return nil }
-	if len(attached) > 1 { // of one alone the cut itself is one moment
+	if len(attached) > 1 { // a single one is cloned atomically
 		var err error
 		if thaw, err = m.freezeAll(ctx, home, id, attached); err != nil {
 			return err
@@ -346,7 +346,7 @@ func (m *filePools) cutTogether(ctx context.Context, home *fileBackend, id strin
 func cutAll(members []*member) error {
 	for _, x := range members {
 		if x.copy.atomic {
-			if err := x.copy.cut(); err != nil {
+			if err := x.copy.clone(); err != nil {
 				return err
 			}
 		}
@@ -368,7 +368,7 @@ func (m *filePools) freezeAll(ctx context.Context, home *fileBackend, id string,
 		return nil, err
 	}
 	var thaws []func() error
-	freezing := false // still, though nobody waits
+	freezing := false // still, without a waiting caller
 	thaw = func() error {
 		var errs []error
 		for _, t := range slices.Backward(thaws) {
@@ -506,7 +506,7 @@ func (m *filePools) dropOrphans() {
 	for _, b := range m.here() {
 		names, err := readNames(b.pool.groups)
 		if err != nil {
-			m.log.Error("look for groups that were never finished", "pool", b.name, "error", err)
+			m.log.Error("find interrupted group snapshots", "pool", b.name, "error", err)
 		}
 		for _, name := range names {
 			id := strings.TrimSuffix(name, extMaking)
@@ -519,7 +519,7 @@ func (m *filePools) dropOrphans() {
 			}
 			if len(m.away()) == 0 {
 				if err := m.dropUnfinished(id); err != nil {
-					m.log.Error("remove a group snapshot that was never finished", "id", id, "error", err)
+					m.log.Error("remove an interrupted group snapshot", "id", id, "error", err)
 				}
 			}
 			unlock()

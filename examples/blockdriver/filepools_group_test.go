@@ -79,9 +79,9 @@ func TestGroup(t *testing.T) {
 
 	_, err = m.CreateGroup(ctx, groupOf(t, m, "g", "a", "b"))
 	wantCode(t, err, codes.AlreadyExists)
-	_, err = m.CreateGroup(ctx, GroupSpec{Name: "h", VolumeIDs: []string{m.volumeID("a"), volumeID("nobody")}})
+	_, err = m.CreateGroup(ctx, GroupSpec{Name: "h", VolumeIDs: []string{m.volumeID("a"), volumeID("unknown")}})
 	wantCode(t, err, codes.NotFound)
-	_, err = m.GetGroup(ctx, groupID("nobody"), nil)
+	_, err = m.GetGroup(ctx, groupID("unknown"), nil)
 	wantCode(t, err, codes.NotFound)
 	_, err = m.GetGroup(ctx, g.ID, g.snapshotIDs()[:2])
 	wantCode(t, err, codes.InvalidArgument)
@@ -103,7 +103,7 @@ func TestGroup(t *testing.T) {
 	wantEmpty(t, dir, "snapshots", "groups")
 }
 
-// Who is told of some of the pools alone keeps the snapshots of groups whose record is
+// A process that has only some of the pools keeps the snapshots of groups whose record is
 // in another one.
 func TestGroupInOtherPool(t *testing.T) {
 	dir := t.TempDir()

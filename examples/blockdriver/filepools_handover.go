@@ -11,21 +11,21 @@ import (
 
 // Two controllers may run on the same pools, such as the replicas of a Deployment
 // whose sidecars elect a leader: the one that is asked has the pools. A pool belongs
-// to who holds the lock on its marker. Who wants it says so by another lock, and who
-// has it gives it up between two calls; copies that are being made stop then, and
-// the other one goes on with them. Both locks die with the process.
+// to the process that holds the lock on its marker. Another process requests it by a
+// second lock, and the owner releases it between two calls; copies in progress stop
+// then, and the new owner resumes them. The kernel drops both locks with the process.
 
 const (
 	wantedName = markerName + ".wanted"
 
-	handoverLook     = 500 * time.Millisecond // how often the holder looks whether somebody else wants the pools
-	handoverPatience = 8 * time.Second        // how long a call waits for them
+	handoverInterval = 500 * time.Millisecond // how often the owner checks whether another process requests the pools
+	handoverTimeout  = 8 * time.Second        // how long a call waits for them
 )
 
-var errHeld = errors.New("another controller has the pool")
+var errHeld = errors.New("another controller owns the pool")
 
-// openBackendOf opens a pool for a controller. When another one has it, it is asked
-// for it, unless this process has only just started: nobody has asked us yet.
+// openBackendOf opens a pool for a controller. When another one has it, it is requested,
+// unless this process has only just started and no call has arrived here.
 func (m *filePools) openBackendOf(c poolConfig) (*fileBackend, error) {
 	p, err := openPool(c.Dir)
 	if err != nil {
@@ -49,7 +49,7 @@ func (m *filePools) awaitHandover(p *pool) (*fileBackend, error) {
 		return nil, err
 	}
 	defer unlock()
-	for end := time.Now().Add(handoverPatience); ; time.Sleep(handoverLook / 10) {
+	for end := time.Now().Add(handoverTimeout); ; time.Sleep(handoverInterval / 10) {
 		b, err := newFileBackendOf(p, m.work, m.log, m.locks, m.attached)
 		if !errors.Is(err, errHeld) || time.Now().After(end) {
 			return b, err
@@ -57,10 +57,10 @@ func (m *filePools) awaitHandover(p *pool) (*fileBackend, error) {
 	}
 }
 
-// giveUpWhenWanted gives all pools up when somebody else wants one of them, until ctx
+// releaseWhenWanted releases all pools when another process requests one of them, until ctx
 // ends.
-func (m *filePools) giveUpWhenWanted(ctx context.Context) {
-	tick := time.NewTicker(handoverLook)
+func (m *filePools) releaseWhenWanted(ctx context.Context) {
+	tick := time.NewTicker(handoverInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -70,22 +70,22 @@ func (m *filePools) giveUpWhenWanted(ctx context.Context) {
 		}
 		for _, b := range m.here() {
 			if isWanted(b.pool) {
-				m.giveUp()
+				m.releaseAll()
 				break
 			}
 		}
 	}
 }
 
-func (m *filePools) giveUp() {
+func (m *filePools) releaseAll() {
 	for _, b := range m.here() {
 		b.stop() // calls wait for copies, and we for calls
 	}
-	m.calls.Lock() // no call is under way
+	m.calls.Lock() // no call is in flight
 	defer m.calls.Unlock()
-	m.log.Info("another controller is asked now: it gets the pools")
+	m.log.Info("another controller requests the pools: releasing them")
 	if err := m.closeAll(); err != nil {
-		m.log.Error("give the pools up", "error", err)
+		m.log.Error("release the pools", "error", err)
 	}
 }
 
@@ -111,7 +111,7 @@ func (m *filePools) StreamServerInterceptor(srv any, stream grpc.ServerStream, i
 	return handler(srv, stream)
 }
 
-// keep waits while the pools are being given up.
+// keep waits while the pools are being released.
 func (m *filePools) keep(ctx context.Context) (release func(), err error) {
 	m.asked.Store(true)
 	if m.calls.TryRLock() {
@@ -130,7 +130,7 @@ func (m *filePools) keep(ctx context.Context) (release func(), err error) {
 			<-kept
 			m.calls.RUnlock()
 		}()
-		return nil, fail("wait for the pools", "", "%w: the pools are being given to another controller", errBusy)
+		return nil, fail("wait for the pools", "", "%w: the pools are being handed over to another controller", errBusy)
 	}
 }
 

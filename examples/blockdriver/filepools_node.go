@@ -28,7 +28,7 @@ func newNodePools(cfg config, work *blocking.Group, log *slog.Logger) nodePools 
 	return nodePools{&poolSet[*pool]{configs: cfg.pools.list, work: work, log: log}, cfg.reserve}
 }
 
-// openAll opens the pools, has each thawed, and tells it that the node is there. What is
+// openAll opens the pools, has each thawed, and registers the node in it. What is
 // not there yet is opened and thawed when it is.
 func (n nodePools) openAll(ctx context.Context, cfg config, thaw func(*pool, *slog.Logger) error) error {
 	n.open = func(c poolConfig) (*pool, error) {
@@ -60,14 +60,14 @@ type nodeHolder struct {
 	Boot string `json:"boot"` // the running kernel
 }
 
-// lockNode makes sure that no other machine is this node: two that had the same ID
-// would both be allowed to mount a volume, and destroy it. The lock dies with its
-// holder; one that is on this machine, such as a predecessor that has not ended yet or of
-// which a thread still hangs in the kernel, uses the same loop devices and does no harm.
-// Then the lock is taken when it is free.
+// lockNode ensures that no other machine has this node ID: two machines with one ID
+// would both be allowed to mount a volume, and destroy it. The kernel drops the lock
+// with its holder. A holder on this machine, such as a predecessor that has not ended yet
+// or has a thread blocked in the kernel, uses the same loop devices and does no harm: then
+// the lock is taken when it is free.
 func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
 	if !nodeIDPattern.MatchString(nodeID) {
-		return nil // RegisterNode says what is wrong
+		return nil // RegisterNode returns the error
 	}
 	l := &nodeLock{pool: p, nodeID: nodeID, taken: make(chan struct{})}
 	err := p.whenFull(func() (err error) {
@@ -79,7 +79,7 @@ func (p *pool) lockNode(nodeID string, log *slog.Logger) error {
 	}
 	switch err = l.try(); {
 	case errors.Is(err, errBusy):
-		log.Warn("another process on this machine is the same node", "node_id", nodeID)
+		log.Warn("another process on this machine has the same node ID", "node_id", nodeID)
 		waiting, stop := context.WithCancel(context.Background())
 		l.stop = stop
 		l.wait.Go(func() { l.await(waiting, log) })
@@ -95,7 +95,7 @@ type nodeLock struct {
 	pool   *pool
 	nodeID string
 	file   *os.File
-	stop   context.CancelFunc // nil: nobody waits
+	stop   context.CancelFunc // nil: no wait
 	wait   sync.WaitGroup
 	taken  chan struct{} // closed when a wait has ended with the lock
 
@@ -118,7 +118,7 @@ func (l *nodeLock) try() error {
 		if readErr == nil && holder.Boot == self.Boot {
 			return errBusy
 		}
-		return fmt.Errorf("%w: host %q has the same node ID and runs: give one of them another -node-id", errUnreachable, holder.Host)
+		return fmt.Errorf("%w: host %q has the same node ID and runs: set another -node-id for one of them", errUnreachable, holder.Host)
 	}
 	if err != nil {
 		return err
@@ -154,12 +154,12 @@ func (l *nodeLock) await(ctx context.Context, log *slog.Logger) {
 		}
 		l.mu.Lock()
 		if other != nil && l.other == nil {
-			log.Error("the lock of this node cannot be had: nothing is staged", "node_id", l.nodeID, "error", other)
+			log.Error("cannot lock the node record: nothing is staged", "node_id", l.nodeID, "error", other)
 		}
 		l.other = other
 		l.mu.Unlock()
 		if err == nil {
-			log.Info("the other process that was this node has ended", "node_id", l.nodeID)
+			log.Info("the other process with this node ID has ended", "node_id", l.nodeID)
 			close(l.taken)
 			return
 		}

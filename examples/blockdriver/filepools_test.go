@@ -160,12 +160,12 @@ func TestPoolThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A pool that does not answer keeps nobody from the volumes of another one.
+// A pool that does not answer does not block the volumes of another one.
 func TestNodeOfAPoolBesideOneThatDoesNotAnswer(t *testing.T) {
 	needLinux(t)
 	t.Parallel()
 	cfg := config{nodeID: "n"}
-	for _, name := range []string{"dead", "default"} {
+	for _, name := range []string{"silent", "default"} {
 		dir := filepath.Join(t.TempDir(), name)
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
@@ -280,7 +280,7 @@ func TestOneNameInAllPools(t *testing.T) {
 
 // A pool that is not there may have any name that the others do not have, and any
 // ID: neither is it created again, nor is its volume said to be gone. What the other
-// pools have goes on, and so does everything when the pool is there again.
+// pools have is served, and so is everything when the pool is there again.
 func TestPoolAway(t *testing.T) {
 	dir := t.TempDir()
 	m := openTestPools(t, dir, nil)
@@ -337,7 +337,7 @@ func TestPoolAway(t *testing.T) {
 }
 
 // Two pools with one volume, such as a copy of a pool's file system that was mounted
-// beside it: nobody can say which one is meant.
+// beside it: which one is meant cannot be known.
 func TestVolumeInTwoPools(t *testing.T) {
 	dir := t.TempDir()
 	m := openTestPools(t, dir, nil)
@@ -357,7 +357,7 @@ func TestVolumeInTwoPools(t *testing.T) {
 	wantCode(t, m.DeleteVolume(t.Context(), id), codes.DataLoss, "2 pools")
 }
 
-// A node is told apart by pool: one that has not the pool cannot have its volumes,
+// Nodes are records of each pool: one that has not the pool cannot have its volumes,
 // nor can one that is elsewhere.
 func TestAttachAcrossPools(t *testing.T) {
 	m := openTestPools(t, t.TempDir(), nil)
@@ -383,7 +383,7 @@ func TestAttachAcrossPools(t *testing.T) {
 		_, err := m.AttachVolume(ctx, id, Attachment{NodeID: node})
 		return err
 	}
-	wantCode(t, attach(free["0"], "nobody"), codes.NotFound, `"nobody"`)
+	wantCode(t, attach(free["0"], "unknown"), codes.NotFound, `"unknown"`)
 	wantCode(t, attach(free["0"], "b-node"), codes.FailedPrecondition, `"b-node"`, "does not have the pool")
 	wantCode(t, attach(free["2"], "a-node"), codes.FailedPrecondition, `"a-node"`, testZone)
 	wantCode(t, attach(free["2"], "b-node"), codes.OK)
@@ -447,7 +447,7 @@ func TestListAcrossPools(t *testing.T) {
 			}
 			delete(want, v.ID)
 		}
-		// The volume of the token goes, and one comes that nobody has to see.
+		// The volume of the token goes, and one comes that need not be listed.
 		if err := m.DeleteVolume(ctx, page[len(page)-1].ID); err != nil {
 			t.Fatal(err)
 		}
@@ -469,7 +469,7 @@ func TestListAcrossPools(t *testing.T) {
 	wantCode(t, err, codes.Aborted)
 }
 
-// Who joins a create that is under way gets its volume only if that is what was asked
+// A request that joins a create in flight gets its volume only if that is what was asked
 // for: the place counts too.
 func TestJoinedCreateElsewhere(t *testing.T) {
 	m := openTestPools(t, t.TempDir(), nil)
@@ -516,7 +516,7 @@ func TestJoinedCreateElsewhere(t *testing.T) {
 		}
 	}
 	if ok != 1 || elsewhere != 1 {
-		t.Errorf("%d have it, %d are told that it is elsewhere; want one each", ok, elsewhere)
+		t.Errorf("%d have it, %d get the answer that it is elsewhere; want one each", ok, elsewhere)
 	}
 }
 
@@ -560,7 +560,7 @@ func TestOneNameByTwoControllers(t *testing.T) {
 	}
 }
 
-// Two controllers on the same pools: who is asked has them, and what is promised,
+// Two controllers on the same pools: the one that is asked has them, and what is promised,
 // counted and half copied goes along.
 func TestHandover(t *testing.T) {
 	dir := t.TempDir()
@@ -630,7 +630,7 @@ func TestHandover(t *testing.T) {
 	if err := errors.Join(<-done, <-got); err != nil {
 		t.Error(err)
 	}
-	// A stream that nobody reads holds up neither the other one nor other calls.
+	// A stream without a reader holds up neither the other one nor other calls.
 	began, goOn = make(chan bool), make(chan bool)
 	go func() {
 		done <- one.StreamServerInterceptor(nil, nil, &grpc.StreamServerInfo{}, func(any, grpc.ServerStream) error {
@@ -648,7 +648,7 @@ func TestHandover(t *testing.T) {
 	}
 	close(goOn)
 	<-done
-	// What a standby answers without the pools takes them from nobody.
+	// What a standby answers without the pools does not take them from the owner.
 	if err := call(two, csi.Controller_ControllerGetCapabilities_FullMethodName, func() error { return nil }); err != nil || len(one.here()) != 3 {
 		t.Errorf("%v; the first has %d pools", err, len(one.here()))
 	}
@@ -701,7 +701,7 @@ func TestOvercommit(t *testing.T) {
 	}
 }
 
-// Two that come at once do not both get the last of what may be promised.
+// Two concurrent calls do not both get the last of what may be promised.
 func TestOvercommitAtOnce(t *testing.T) {
 	b := openBackend(t, t.TempDir(), nil)
 	b.reflink = false
@@ -843,7 +843,7 @@ func TestNodeIDIsTaken(t *testing.T) {
 		t.Error(err)
 	}
 	next.Close()
-	if next, err = open(); err != nil { // the lock is gone with its holder, whoever that was
+	if next, err = open(); err != nil { // the kernel dropped the lock with its holder
 		t.Fatal(err)
 	}
 	next.Close()
@@ -866,7 +866,7 @@ func mustVolume(t *testing.T, p *pool) Volume {
 }
 
 // A call that waits for a copy does not keep the pools: the copy stops, and the other
-// controller goes on with it.
+// controller resumes it.
 func TestHandoverDuringCopy(t *testing.T) {
 	dir := t.TempDir()
 	one, two := openTestPools(t, dir, nil), openTestPools(t, dir, nil)
@@ -895,7 +895,7 @@ func TestHandoverDuringCopy(t *testing.T) {
 	wantCode(t, <-done, codes.Canceled, "the driver stops")
 	wantFilled(t, two.named("a1"), two.volumeID("c"), "a", gib)
 
-	// Who waits while the pools go does not wait longer than it wants.
+	// A call that waits while the pools go does not outlast its context.
 	two.calls.Lock()
 	defer two.calls.Unlock()
 	ctx, cancel := context.WithCancel(t.Context())

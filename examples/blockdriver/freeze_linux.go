@@ -25,8 +25,8 @@ const (
 var _ freezer = (*nodeServer)(nil)
 
 // Freeze stops all writes to the file system of a volume that is staged on this
-// node: what pods have written is on the image, and they wait. It is given up after
-// freezePatience: the kernel first writes what is dirty, to a disk that may not answer.
+// node: what pods have written is on the image, and they wait. It times out after
+// freezeTimeout: the kernel first writes what is dirty, to a disk that may not answer.
 // That cannot be stopped, but when it has ended the volume is thawed.
 func (n *nodeServer) Freeze(ctx context.Context, volumeID string) (thaw func() error, err error) {
 	dir, err := n.openStaged(ctx, volumeID)
@@ -45,18 +45,18 @@ func (n *nodeServer) Freeze(ctx context.Context, volumeID string) (thaw func() e
 			return err
 		}
 		if !inTime {
-			return fmt.Errorf("volume %q was thawed after %v, before the cut was made: %w", volumeID, freezeLimit, errBusy)
+			return fmt.Errorf("volume %q was thawed after %v, before its snapshot was taken: %w", volumeID, freezeLimit, errBusy)
 		}
 		return nil
 	}, nil
 }
 
-// freezePatience is how long a freeze, or a thaw, is waited for.
-const freezePatience = 10 * time.Second
+// freezeTimeout is how long a freeze, or a thaw, is waited for.
+const freezeTimeout = 10 * time.Second
 
 // freeze closes dir unless it succeeds.
 func (n *nodeServer) freeze(ctx context.Context, volumeID string, dir *os.File) error {
-	ctx, cancel := context.WithTimeout(ctx, freezePatience)
+	ctx, cancel := context.WithTimeout(ctx, freezeTimeout)
 	defer cancel()
 	frozen := false
 	_, joined, err := n.work.Do(ctx, "freeze volume "+volumeID, func() (any, error) {
@@ -81,7 +81,7 @@ func (n *nodeServer) freeze(ctx context.Context, volumeID string, dir *os.File) 
 	}
 	dir.Close()
 	switch {
-	case joined && err == nil, errors.Is(err, unix.EBUSY): // joined one that was given up
+	case joined && err == nil, errors.Is(err, unix.EBUSY): // joined one that was abandoned
 		return fmt.Errorf("volume %q is frozen already: %w", volumeID, errBusy)
 	case errors.As(err, &pending):
 		return err
@@ -95,7 +95,7 @@ func (n *nodeServer) thaw(volumeID string, dir *os.File) error {
 		defer dir.Close()
 		return nil, unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), freezePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), freezeTimeout)
 	defer cancel()
 	_, joined, err := n.work.Do(ctx, "thaw volume "+volumeID+" at "+dir.Name(), end)
 	if joined {
@@ -117,7 +117,7 @@ func (n *nodeServer) openStaged(ctx context.Context, volumeID string) (*os.File,
 		return nil, err
 	}
 	if a := vol.Attachment; a == nil || a.NodeID != n.nodeID {
-		return nil, fmt.Errorf("%w: volume %q is attached to another node than this, which cannot freeze it; detach it", errInUse, volumeID)
+		return nil, fmt.Errorf("%w: volume %q is attached to another node, and this one cannot freeze it; detach it", errInUse, volumeID)
 	}
 	if vol.AccessType == accessBlock {
 		return nil, fmt.Errorf("%w: volume %q is a raw block volume, which cannot be frozen; detach it", errInUse, volumeID)
@@ -130,7 +130,7 @@ func (n *nodeServer) openStaged(ctx context.Context, volumeID string) (*os.File,
 }
 
 // openMounted opens the root of the file system on the image's loop device; nil: it
-// is not mounted here, or shows as a raw block device alone.
+// is not mounted here, or is published only as a raw block device.
 func (n *nodeServer) openMounted(ctx context.Context, image string) (*os.File, error) {
 	dev, err := findLoop(image)
 	if err != nil || dev == nil {
@@ -149,7 +149,7 @@ func (n *nodeServer) openMounted(ctx context.Context, image string) (*os.File, e
 	return nil, nil
 }
 
-// thawLeftovers thaws what a predecessor that was killed has frozen, as the pool says.
+// thawLeftovers thaws what a predecessor that was killed has frozen, by the marks in the pool.
 // It is called when the pool is opened.
 func (n *nodeServer) thawLeftovers(p *pool, log *slog.Logger) error {
 	names, err := readNames(p.groups)
@@ -174,13 +174,13 @@ func (n *nodeServer) thawMarked(p *pool, name string, log *slog.Logger) error {
 	}
 	var mark frozenMark
 	if err := json.Unmarshal(data, &mark); err != nil { // no reason to leave all volumes without a node plugin
-		log.Error("volumes may be frozen, and which cannot be read", "file", p.file("groups", name), "error", err)
+		log.Error("volumes may be frozen, and their list cannot be read", "file", p.file("groups", name), "error", err)
 		return nil
 	}
 	if mark.NodeID != n.nodeID {
 		return nil // another node's
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), freezePatience)
+	ctx, cancel := context.WithTimeout(context.Background(), freezeTimeout)
 	defer cancel()
 	for _, id := range mark.VolumeIDs {
 		for _, image := range n.volumes.ImagePaths(id) {
@@ -196,6 +196,6 @@ func (n *nodeServer) thawMarked(p *pool, name string, log *slog.Logger) error {
 			}
 		}
 	}
-	log.Warn("thawed what was left frozen", "volume_ids", mark.VolumeIDs)
+	log.Warn("thawed volumes that an earlier process left frozen", "volume_ids", mark.VolumeIDs)
 	return p.remove(p.groups, name)
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // groupController is the CSI group controller service: snapshots of several volumes
-// at one moment.
+// at one point in time.
 type groupController struct {
 	csi.UnimplementedGroupControllerServer
 	backend Backend

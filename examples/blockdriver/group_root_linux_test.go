@@ -128,7 +128,7 @@ func TestGroupOfVolumesInUse(t *testing.T) {
 	}
 }
 
-// A volume that somebody else has frozen: nothing is cut, nothing stays frozen that
+// A volume that another process has frozen: no snapshot, nothing stays frozen that
 // we froze, and what others froze stays so.
 func TestGroupThawsAfterFailure(t *testing.T) {
 	v := usedVolumes(t, "x", "y")
@@ -146,7 +146,7 @@ func TestGroupThawsAfterFailure(t *testing.T) {
 	_, err = v[0].group(v[0].id, v[1].id)
 	refused(t, err, codes.Aborted, "frozen already")
 	must(t, os.WriteFile(filepath.Join(v[0].target(v[0].name), "x"), []byte("x"), 0o600)) // or it hangs
-	must(t, unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0))                                   // EINVAL if somebody had
+	must(t, unix.IoctlSetInt(int(dir.Fd()), fiThaw, 0))                                   // EINVAL if it was thawed
 	thawed = true
 	must(t, dir.Close())
 	for _, d := range []string{"groups", "snapshots"} {
@@ -159,7 +159,7 @@ func TestGroupThawsAfterFailure(t *testing.T) {
 	_, err = v[0].group(v[0].id, v[1].id) // attached, and not staged
 	refused(t, err, codes.FailedPrecondition, "not staged")
 	_, err = v[0].group(v[1].id)
-	must(t, err) // one alone needs no freeze
+	must(t, err) // a single one needs no freeze
 	must(t, errors.Join(last.unpublish(last.name), last.unstage()))
 }
 
@@ -263,7 +263,7 @@ func TestStartThaws(t *testing.T) {
 	must(t, errors.Join(v.unpublish("x"), v.unstage()))
 }
 
-// A group was to be cut of a raw block volume as well, which cannot be frozen, and the
+// A group was to include a raw block volume, which cannot be frozen, and the
 // mark names it: the node plugin starts all the same.
 func TestStartWithABlockVolumeMarked(t *testing.T) {
 	v := newServedVolume(t, "", 16<<20)

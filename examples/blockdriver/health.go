@@ -27,7 +27,7 @@ const (
 	dataLoss     = csi.VolumeHealthErrorType_DATA_LOSS
 )
 
-// problemOf is what a failed look says about a volume.
+// problemOf returns the problem of a volume for the error of a check.
 func problemOf(err error) Problem {
 	for _, p := range []struct {
 		kind     error
@@ -35,7 +35,7 @@ func problemOf(err error) Problem {
 		reason   string
 	}{
 		{errImageMissing, dataLoss, "ImageMissing"},
-		{errImageCut, dataLoss, "ImageTruncated"},
+		{errImageTruncated, dataLoss, "ImageTruncated"},
 		{errImageForeign, dataLoss, "ImageNotAFile"},
 		{errDamaged, inaccessible, "MetadataDamaged"},
 		{errNotFound, inaccessible, "MetadataMissing"},
@@ -65,8 +65,8 @@ func (c *controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 	return &csi.ControllerGetVolumeHealthResponse{VolumeHealth: csiHealth(req.GetVolumeId(), problems)}, nil
 }
 
-// ControllerListVolumeHealth has the volumes with problems alone. Its token is the
-// last volume that was looked at.
+// ControllerListVolumeHealth lists only the volumes with problems. Its token is the
+// last volume that was checked.
 func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.ControllerListVolumeHealthRequest) (*csi.ControllerListVolumeHealthResponse, error) {
 	resp, limit := &csi.ControllerListVolumeHealthResponse{}, pageSize(req.GetMaxEntries())
 	for token := req.GetStartingToken(); ; {
@@ -77,7 +77,7 @@ func (c *controller) ControllerListVolumeHealth(ctx context.Context, req *csi.Co
 		for i, v := range page {
 			problems, err := c.backend.CheckVolume(ctx, v.ID)
 			if errors.Is(err, errNotFound) {
-				continue // deleted meanwhile
+				continue // deleted concurrently
 			}
 			if err != nil {
 				return nil, err
@@ -132,7 +132,7 @@ func (n *nodeServer) checkMount(ctx context.Context, id, path string) *Problem {
 	return nil
 }
 
-// NodeGetStorageHealth looks at the pools of this node.
+// NodeGetStorageHealth checks the pools of this node.
 func (n *nodeServer) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
 	resp := &csi.NodeGetStorageHealthResponse{}
 	byReason := map[string][]string{} // one entry per reason

@@ -34,9 +34,9 @@ func TestVolumeHealth(t *testing.T) {
 	mustCreate(t, b, spec("sound"))
 	image, metadata := b.imageOf(v.ID), b.file("volumes", v.ID+extMetadata)
 	for _, test := range []struct {
-		want          string
-		damage, mend  func() error
-		noneOfTheRest bool
+		want           string
+		damage, repair func() error
+		noneOfTheRest  bool
 	}{
 		{"", func() error { return nil }, func() error { return nil }, true},
 		{"ImageMissing", func() error { return os.Rename(image, image+"x") }, func() error { return os.Rename(image+"x", image) }, true},
@@ -68,11 +68,11 @@ func TestVolumeHealth(t *testing.T) {
 		if len(all.GetEntries()) != want {
 			t.Errorf("%s: list: %v", test.want, all)
 		}
-		if err := test.mend(); err != nil {
+		if err := test.repair(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err := c.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: volumeID("nobody")})
+	_, err := c.ControllerGetVolumeHealth(t.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: volumeID("unknown")})
 	wantCode(t, err, codes.NotFound)
 
 	// Pages of a list in which everything is broken.
@@ -164,7 +164,7 @@ func TestReadOnlyPool(t *testing.T) {
 	}
 }
 
-// A pool that is read-only is served all the same: what is there can be looked at, and
+// A pool that is read-only is served all the same: what is there can be read, and
 // what was mounted can be unmounted.
 func TestStartOnAReadOnlyPool(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
@@ -329,7 +329,7 @@ func TestMutableParameters(t *testing.T) {
 	next, err := loopdev.Attach(context.Background(), other)
 	must(t, err)
 	defer next.Detach(context.Background())
-	if next.Number == dev.Number { // unless somebody else was faster
+	if next.Number == dev.Number { // unless another process was faster
 		text, err := os.ReadFile("/sys/block/" + filepath.Base(next.Path) + "/queue/read_ahead_kb")
 		if err != nil || strings.TrimSpace(string(text)) != strconv.Itoa(first) {
 			t.Errorf("the next volume has a read-ahead of %s KiB, want %d (%v)", text, first, err)

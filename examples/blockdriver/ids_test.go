@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// What an earlier version made of a name, and nobody has here.
+// What an earlier version derived from a name, and no volume here has.
 func volumeID(name string) string   { return "vol-" + digest(name)[:32] }
 func snapshotID(name string) string { return "snap-" + digest(name)[:32] }
 func groupID(name string) string    { return "group-" + digest(name)[:32] }

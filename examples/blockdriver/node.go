@@ -103,7 +103,7 @@ func (n *nodeServer) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolu
 		var parked interface{ Pending() <-chan struct{} }
 		if !errors.As(err, &parked) {
 			if undo := n.detachUnused(ctx, image); undo != nil {
-				return nil, status.Errorf(codes.Unavailable, "%v; and the loop device stays: %v", err, undo)
+				return nil, status.Errorf(codes.Unavailable, "%v; and the loop device remains: %v", err, undo)
 			}
 		}
 		return nil, err
@@ -120,8 +120,8 @@ func (n *nodeServer) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstage
 	if err := n.ops.Unstage(ctx, nodeops.UnstageRequest{VolumeID: req.GetVolumeId(), StagingTargetPath: req.GetStagingTargetPath()}); err != nil {
 		return nil, err
 	}
-	// nodeops.Unstage answers for file systems; a raw block publication shows at
-	// the device alone.
+	// nodeops.Unstage answers for file systems; a raw block publication is visible
+	// only at the device.
 	for _, image := range images {
 		if err := n.detach(ctx, image); err != nil {
 			return nil, err
@@ -221,10 +221,10 @@ type useRequest interface {
 	GetPublishContext() map[string]string
 }
 
-// attached returns the volume and its image if the controller gave it to this
+// attached returns the volume and its image if the controller attached it to this
 // node, by the attachment that the request names, and it can be used in the way asked
-// for. It asks the disk: a node that was cut off may have missed that the volume was
-// taken from it.
+// for. It reads the disk: a node that was disconnected may have missed that the volume
+// was detached from it.
 func (n *nodeServer) attached(ctx context.Context, req useRequest) (Volume, string, error) {
 	volumeID := req.GetVolumeId()
 	vol, image, err := n.volumes.FindVolume(ctx, volumeID)
@@ -246,12 +246,12 @@ func (n *nodeServer) attached(ctx context.Context, req useRequest) (Volume, stri
 		return vol, "", err
 	}
 	if accessType != vol.AccessType {
-		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s was made for access as %s and cannot be used as %s", volumeID, vol.AccessType, accessType)
+		return vol, "", status.Errorf(codes.FailedPrecondition, "volume %s was created for access as %s and cannot be used as %s", volumeID, vol.AccessType, accessType)
 	}
 	return vol, image, nil
 }
 
-// attach makes the image a loop device. One that is there already only learns the
+// attach attaches the image to a loop device. One that is there already only learns the
 // image's size: it may be published read-only, which loopdev.Attach would end.
 func attach(ctx context.Context, image string) (*loopdev.Device, error) {
 	dev, err := findLoop(image)
@@ -269,8 +269,8 @@ func attach(ctx context.Context, image string) (*loopdev.Device, error) {
 	return dev, nil
 }
 
-// retune brings parameters that were changed meanwhile to the device. What fails
-// shows at the next publish.
+// retune applies parameters that were changed since then to the device. The next publish
+// returns what fails.
 func (n *nodeServer) retune(vol Volume, image string) {
 	if dev, err := findLoop(image); err == nil && dev != nil && !dev.Detaching {
 		_ = tune(dev, image, vol.Mutable)
@@ -289,10 +289,10 @@ func findLoop(image string) (*loopdev.Device, error) {
 	return dev, nil
 }
 
-// detach takes the loop device from the image, if it has one, and those of its
+// detach detaches the loop device of the image, if it has one, and those of its
 // predecessors that were deleted while attached. A device that is still mounted
 // or published is an error: a raw block publication does not keep the device open,
-// so the kernel would let it go while a pod has it.
+// so the kernel would detach it while a pod uses it.
 func (n *nodeServer) detach(ctx context.Context, image string) error {
 	all, err := loopsOf(image)
 	if err != nil {
@@ -313,7 +313,7 @@ func (n *nodeServer) detach(ctx context.Context, image string) error {
 	return nil
 }
 
-// detachUnused is detach for a device that may rightly be in use.
+// detachUnused is detach for a device that may be in use, which is no error.
 func (n *nodeServer) detachUnused(ctx context.Context, image string) error {
 	err := n.detach(ctx, image)
 	if status.Code(err) == codes.FailedPrecondition {
@@ -335,12 +335,12 @@ func loopsOf(image string) ([]loopdev.Device, error) {
 	return all, err
 }
 
-// uncertain makes a failure of the loop device layer one that the CO repeats: it
+// uncertain makes a failure of the loop device layer one that the CO retries: it
 // must not forget a volume whose device may be attached.
 func uncertain(err error) error { return status.Error(codes.Unavailable, err.Error()) }
 
-// readOnly: the controller was told so when it attached the volume
-// (PUBLISH_READONLY), or the access mode says it.
+// readOnly: the volume was attached read-only (PUBLISH_READONLY), or has a read-only
+// access mode.
 func readOnly(vol Volume, c *csi.VolumeCapability) bool {
 	return vol.Attachment.ReadOnly || c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
 }

@@ -144,16 +144,16 @@ func TestStageChecksTheImage(t *testing.T) {
 	aside := w.image() + ".aside"
 	pool, disk := filepath.Join(w.dir, "pool"), filepath.Join(w.dir, "disk")
 	for _, test := range []struct {
-		name       string
-		harm, mend func() error
-		code       codes.Code
-		words      string
+		name         string
+		harm, repair func() error
+		code         codes.Code
+		words        string
 	}{
 		{"missing", func() error { return nil }, func() error { return nil }, codes.DataLoss, "is missing"},
 		{"link", func() error { return os.Symlink(aside, w.image()) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
 		{"directory", func() error { return os.Mkdir(w.image(), 0o700) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
 		{"FIFO", func() error { return unix.Mkfifo(w.image(), 0o600) }, func() error { return os.Remove(w.image()) }, codes.DataLoss, "not a regular file"},
-		{"cut", func() error {
+		{"truncated", func() error {
 			return errors.Join(os.WriteFile(w.image(), nil, 0o600), os.Truncate(w.image(), 64<<20-1))
 		},
 			func() error { return os.Remove(w.image()) }, codes.DataLoss, "67108863 of 67108864 bytes"},
@@ -161,7 +161,7 @@ func TestStageChecksTheImage(t *testing.T) {
 		must(t, os.Rename(w.image(), aside))
 		must(t, test.harm())
 		err := w.stage()
-		must(t, errors.Join(test.mend(), os.Rename(aside, w.image())))
+		must(t, errors.Join(test.repair(), os.Rename(aside, w.image())))
 		refused(t, err, test.code, test.words)
 		if d := w.loops(); len(d) > 0 {
 			t.Errorf("%s: attached %v", test.name, d)

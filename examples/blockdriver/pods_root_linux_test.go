@@ -19,8 +19,8 @@ import (
 )
 
 // kubernetes-csi/csi-driver-nfs#200, ceph/ceph-csi#2123: pods that share a volume were
-// refused for each other. Here 200 of them come all at once, as a CO that is not
-// kubelet may send them, and go all at once, as kubelet does send them. Each call is
+// refused for each other. Here 200 of them come concurrently, as a CO that is not
+// kubelet may send them, and go concurrently, as kubelet does send them. Each call is
 // held inside the driver until every other one has arrived there or was refused, so
 // that how many are refused is the lock's doing and not a matter of time.
 func TestPodsOfOneVolume(t *testing.T) {
@@ -70,7 +70,7 @@ func TestPodsOfOneVolume(t *testing.T) {
 					t.Errorf("%s: %d of %d calls are ABORTED, want %d", what, n, pods, tt.refused)
 				}
 				if n := int(m.inside.Load()); n != pods-tt.refused {
-					t.Errorf("%s: %d calls were in the driver at once, want %d", what, n, pods-tt.refused)
+					t.Errorf("%s: %d calls were in the driver concurrently, want %d", what, n, pods-tt.refused)
 				}
 			}
 
@@ -82,7 +82,7 @@ func TestPodsOfOneVolume(t *testing.T) {
 			if tt.refused == 0 && len(publishedPods(t, w)) > 0 {
 				t.Errorf("after all have gone these pods have the volume: %v", publishedPods(t, w))
 			}
-			for i := range pods { // those who were refused
+			for i := range pods { // those that were refused
 				must(t, w.unpublish(fmt.Sprint(i)))
 			}
 			must(t, w.unstage())

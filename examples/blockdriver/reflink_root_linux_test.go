@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// mountPool makes a file system of its own for the pool at dir.
+// mountPool creates a file system for the pool at dir.
 func mountPool(t *testing.T, dir, fsType string) {
 	t.Helper()
 	gate.Root(t)
@@ -41,7 +41,7 @@ func mountPool(t *testing.T, dir, fsType string) {
 }
 
 // A volume is snapshotted and cloned while a pod writes to it: what comes out is the
-// volume of one moment, with a file system that can be mounted, and grows to what was
+// volume of one point in time, with a file system that can be mounted, and grows to what was
 // asked for.
 func TestSnapshotOfAVolumeInUse(t *testing.T) {
 	for _, poolType := range []string{"xfs", "btrfs"} {
@@ -170,7 +170,7 @@ func TestDirectIOAfterASnapshot(t *testing.T) {
 	must(t, errors.Join(err, w.attach(), w.stage(), w.publish("a", false), w.write(), w.check("a"), w.unpublish("a"), w.unstage(), w.detach()))
 }
 
-// A volume in use is not copied while its xfs grows: of such a cut, Linux may be unable to
+// A volume in use is not copied while its xfs grows: of such a copy, Linux may be unable to
 // replay the log. Nothing is left of the attempt, and the next succeeds when the node has
 // written the superblock.
 func TestCutOfAGrowingXFS(t *testing.T) {
@@ -190,8 +190,8 @@ func TestCutOfAGrowingXFS(t *testing.T) {
 	group := func() error { _, err := w.group(w.id); return err }
 	copies := map[string]func() error{"snapshot": w.snapshot, "clone": clone, "group": group}
 	writeAt(t, w.image(), small, 0)
-	for name, cut := range copies {
-		refused(t, cut(), codes.Aborted, `its xfs is growing on node "node"`)
+	for name, clone := range copies {
+		refused(t, clone(), codes.Aborted, `its xfs is growing on node "node"`)
 		for _, dir := range []string{"snapshots", "groups", "volumes"} {
 			left, err := os.ReadDir(filepath.Join(w.pool(), dir))
 			must(t, err)
@@ -207,7 +207,7 @@ func TestCutOfAGrowingXFS(t *testing.T) {
 	must(t, w.attach())
 	refused(t, w.snapshot(), codes.Aborted, "growing")
 	writeAt(t, w.image(), grown, 0)
-	for _, cut := range copies {
-		must(t, cut())
+	for _, clone := range copies {
+		must(t, clone())
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// kubelet finds the driver, asks who it is, and calls it where it says; when the
+// kubelet finds the driver, asks for its name, and calls it where it says; when the
 // driver ends, it has taken its registration back. Without -register there is no
 // socket: that is the sidecar's to make.
 func TestRegister(t *testing.T) {
@@ -85,7 +85,7 @@ func dial(t *testing.T, path string) *grpc.ClientConn {
 	return c
 }
 
-// A pod that asks for an inline volume is told what to use instead. kubelet says that it
+// The error for an inline volume names what to use instead. kubelet says that it
 // is one only if the CSIDriver has podInfoOnMount, and never stages it.
 func TestEphemeralIsRefused(t *testing.T) {
 	dir := t.TempDir()

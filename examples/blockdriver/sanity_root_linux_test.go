@@ -75,7 +75,7 @@ func startInProcess(t *testing.T, dir string) string {
 	return serveMode(t, dir, "all", "csi.sock")
 }
 
-// startSplit serves the controller and the node plugin by themselves.
+// startSplit serves the controller and the node plugin as two processes.
 func startSplit(t *testing.T, dir string) (node, controller string) {
 	makePool(t, filepath.Join(dir, "pool"))
 	return serveMode(t, dir, "node", "csi.sock"), serveMode(t, dir, "controller", "ctl.sock")

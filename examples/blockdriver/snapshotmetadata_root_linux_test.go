@@ -65,7 +65,7 @@ func blocks[M interface {
 	}
 }
 
-// Whoever applies the delta of two snapshots to the first has the second, and whoever
+// A backup that applies the delta of two snapshots to the first has the second, and one that
 // copies what is allocated has the snapshot: on file systems that share blocks and on
 // those that do not.
 func TestSnapshotMetadata(t *testing.T) {
@@ -149,12 +149,12 @@ func TestSnapshotMetadata(t *testing.T) {
 			if bytes > 20*(200_000+2*compareBlock)+compareBlock {
 				t.Errorf("%d bytes are said to have changed", bytes)
 			}
-			// Interrupted behind the second range, and gone on with.
-			cut := changed[1].at + changed[1].size
-			rest, err := delta(base.ID, target.ID, cut, 0)
+			// Interrupted behind the second range, and resumed.
+			middle := changed[1].at + changed[1].size
+			rest, err := delta(base.ID, target.ID, middle, 0)
 			must(t, err)
 			if len(rest) != len(changed)-2 || rest[0] != changed[2] {
-				t.Errorf("from %d on: %v, want %v", cut, rest, changed[2:])
+				t.Errorf("from %d on: %v, want %v", middle, rest, changed[2:])
 			}
 			if none, err := delta(target.ID, target.ID, 0, 0); err != nil || len(none) > 0 {
 				t.Errorf("the delta to itself: %v, %v", none, err)
@@ -166,7 +166,7 @@ func TestSnapshotMetadata(t *testing.T) {
 			wantCode(t, err, codes.OutOfRange)
 			_, err = delta(target.ID, base.ID, 0, 0)
 			wantCode(t, err, codes.InvalidArgument, "younger")
-			_, err = delta(base.ID, snapshotID("nobody"), 0, 0)
+			_, err = delta(base.ID, snapshotID("unknown"), 0, 0)
 			wantCode(t, err, codes.NotFound)
 			other := mustSnap(t, b, "other", mustCreate(t, b, VolumeSpec{Name: "b", AccessType: "ext4"}).ID)
 			_, err = delta(other.ID, target.ID, 0, 0)

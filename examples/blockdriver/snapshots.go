@@ -11,7 +11,7 @@ import (
 )
 
 // The part of the Controller service that is about snapshots, and about volumes
-// that are made of something.
+// that are created from them.
 
 func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	// csi-sanity v5.6.0 cannot pass its spec of SNAPSHOT_ACCESSIBILITY_CONSTRAINTS
@@ -75,7 +75,7 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	return resp, nil
 }
 
-// contentSource returns what a new volume is to be made of.
+// contentSource returns what a new volume is to be created from.
 func contentSource(s *csi.VolumeContentSource) (*Source, error) {
 	switch {
 	case s == nil:

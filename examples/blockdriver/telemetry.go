@@ -25,8 +25,8 @@ import (
 // flushTimeout is how long the end waits for a collector to take the last spans.
 const flushTimeout = 3 * time.Second
 
-// telemetry is where metrics and traces go. What nobody asked for is nil, and costs
-// nothing.
+// telemetry has the providers of metrics and traces. One that is not configured is nil,
+// and costs nothing.
 type telemetry struct {
 	meters  metric.MeterProvider
 	tracers trace.TracerProvider
@@ -35,7 +35,7 @@ type telemetry struct {
 	spans   *sdktrace.TracerProvider
 }
 
-// newTelemetry makes metrics for /metrics if there is -http, and traces if the standard
+// newTelemetry creates metrics for /metrics if there is -http, and traces if the standard
 // variables name a collector: OTEL_EXPORTER_OTLP_ENDPOINT or
 // OTEL_EXPORTER_OTLP_TRACES_ENDPOINT. The other variables of OpenTelemetry work too:
 // headers and certificates, OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES,

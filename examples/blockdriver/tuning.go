@@ -13,7 +13,7 @@ import (
 
 // The mutable parameters, which a VolumeAttributesClass sets, belong to the loop
 // device. The node applies them when the volume is staged and published, and when
-// kubelet asks for its usage, which it does every minute: no RPC tells a node that
+// kubelet asks for its usage, which it does every minute: no RPC informs a node that
 // they have changed.
 const (
 	// readAheadKiB: how much is read ahead of a sequential reader. Large for

@@ -46,7 +46,7 @@ func tune(dev *loopdev.Device, image string, mutable map[string]string) error {
 	return nil
 }
 
-// serves checks that the loop device has not been given another image meanwhile.
+// serves checks that the loop device has not been attached to another image since.
 func serves(dev *os.File, image string) error {
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if err != nil {

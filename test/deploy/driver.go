@@ -29,7 +29,7 @@ type driver struct {
 	optional map[string]string
 	// network: what it mounts is on a server.
 	network bool
-	// single: two controllers at once are not allowed.
+	// single: two concurrent controllers are not allowed.
 	single bool
 	// capabilities are what its controller needs; root is needed with them.
 	capabilities []corev1.Capability
@@ -40,7 +40,7 @@ type driver struct {
 	caps    map[string]bool // by the spec's names, of all its services
 }
 
-// build makes the program, and asks it for its flags.
+// build compiles the program, and lists its flags.
 func (d *driver) build(ctx context.Context, dir string) error {
 	d.binary = filepath.Join(dir, d.name)
 	build := exec.CommandContext(ctx, "go", "build", "-o", d.binary, ".")
@@ -203,7 +203,7 @@ func (w *workload) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(*u), Gid: uint32(*u)}
 }
 
-// makeDir makes a directory, and gives it to the user if there is one.
+// makeDir creates a directory, owned by the user if there is one.
 func makeDir(dir string, c *syscall.Credential) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil || c == nil {
 		return err
@@ -211,7 +211,7 @@ func makeDir(dir string, c *syscall.Credential) error {
 	return os.Chown(dir, int(c.Uid), int(c.Gid))
 }
 
-// path is where a directory of the host, or of a pod alone, is here.
+// path is where a directory of the host, or of one pod, is here.
 func (h *host) path(name string) string {
 	i := slices.Index(h.paths, name)
 	if i < 0 {
@@ -362,7 +362,7 @@ func provision(ctx context.Context, controller csi.ControllerClient, network boo
 	flags := req.VolumeCapabilities[0].GetMount()
 	if network {
 		req.Parameters["server"] = "127.0.0.1"
-		flags.MountFlags = append(slices.Clone(flags.MountFlags), "port=1") // tcpmux, which nobody serves
+		flags.MountFlags = append(slices.Clone(flags.MountFlags), "port=1") // tcpmux, which is not served
 	}
 	with := ""
 	if a != nil {

@@ -1,5 +1,5 @@
-// Tests of the manifests of the examples, as a module of its own so that nobody who
-// imports csikit gets Kubernetes and kustomize with it.
+// Tests of the manifests of the examples, as a module of its own so that importers
+// of csikit do not get Kubernetes and kustomize with it.
 module github.com/csikit/csikit/test/deploy
 
 go 1.26.0

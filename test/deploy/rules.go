@@ -11,7 +11,7 @@ import (
 // A rule finds one kind of mistake. Each has a manifest in rules_test.go that breaks it.
 type rule struct {
 	name  string
-	why   string // what happens to those who break it
+	why   string // what happens when it is broken
 	check func(c *cluster, report reporter)
 }
 

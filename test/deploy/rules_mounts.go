@@ -56,7 +56,7 @@ var mountRules = []rule{
 			}
 		}
 	}},
-	{"hostpath-type", "a directory that is missing on a host is made there, empty and by root, or the pod fails without a word", func(c *cluster, report reporter) {
+	{"hostpath-type", "a directory that is missing on a host is created there, empty and by root, or the pod fails without an explanation", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, v := range w.pod.Volumes {
 				if v.HostPath != nil && (v.HostPath.Type == nil || *v.HostPath.Type == corev1.HostPathUnset) {
@@ -65,7 +65,7 @@ var mountRules = []rule{
 			}
 		}
 	}},
-	{"hostpath", "who takes over the container has more of the host than its work needs", func(c *cluster, report reporter) {
+	{"hostpath", "an attacker in the container has more of the host than its work needs", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, v := range w.pod.Volumes {
 				if v.HostPath == nil {
@@ -95,7 +95,7 @@ var mountRules = []rule{
 			}
 		}
 	}},
-	{"socket", "the sidecar waits for a socket that nobody makes", func(c *cluster, report reporter) {
+	{"socket", "the sidecar waits for a socket that no container creates", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			endpoint := w.endpoint()
 			_, v := w.mountOf(w.driver, endpoint)
@@ -114,33 +114,33 @@ var mountRules = []rule{
 			}
 		}
 	}},
-	{"registration", "kubelet never hears of the driver, or calls it where it is not", func(c *cluster, report reporter) {
+	{"registration", "kubelet does not find the driver, or calls it where it is not", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if !w.isNode() {
 				continue
 			}
-			who, at, dir := w.registers()
-			if who == nil {
+			registrar, at, dir := w.registers()
+			if registrar == nil {
 				report(w, "neither csi-node-driver-registrar nor -register")
 				continue
 			}
 			if want := w.hostPath(w.driver, w.endpoint()); at != want {
-				report(w.of(who), "it registers %s; to kubelet the socket is %s", at, want)
+				report(w.of(registrar), "it registers %s; to kubelet the socket is %s", at, want)
 			}
-			if host := w.hostPath(who, dir); host != kubeletDir+"/plugins_registry" {
-				report(w.of(who), "%s is %q of the host, want %s/plugins_registry", dir, host, kubeletDir)
+			if host := w.hostPath(registrar, dir); host != kubeletDir+"/plugins_registry" {
+				report(w.of(registrar), "%s is %q of the host, want %s/plugins_registry", dir, host, kubeletDir)
 			}
 			if own := kubeletDir + "/plugins/" + c.driver.csiName + "/"; !strings.HasPrefix(at, own) {
-				report(w.of(who), "the socket is not in a directory of its own, %s", own)
+				report(w.of(registrar), "the socket is not in its own directory, %s", own)
 			}
 		}
 	}},
 	{"sun-path", "bind or kubelet's dial fails: a path of a unix socket has at most 107 bytes", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			paths := []string{w.endpoint(), w.hostPath(w.driver, w.endpoint())}
-			if who, at, dir := w.registers(); who != nil {
+			if registrar, at, dir := w.registers(); registrar != nil {
 				reg := "/" + c.driver.csiName + "-reg.sock"
-				paths = append(paths, at, dir+reg, w.hostPath(who, dir)+reg)
+				paths = append(paths, at, dir+reg, w.hostPath(registrar, dir)+reg)
 			}
 			for _, n := range w.sidecars {
 				paths = append(paths, n.flags["csi-address"])
@@ -183,8 +183,9 @@ func (w *workload) mountPath(n *container, file string) string {
 	return ""
 }
 
-// registers says who registers the driver with kubelet, as what, and in which directory of its own.
-func (w *workload) registers() (who *container, at, dir string) {
+// registers returns the container that registers the driver with kubelet, the socket that it
+// registers, and its registration directory.
+func (w *workload) registers() (registrar *container, at, dir string) {
 	if r := w.sidecar("csi-node-driver-registrar"); r != nil {
 		dir := r.flags["plugin-registration-path"]
 		if dir == "" {

@@ -17,7 +17,7 @@ var objectRules = []rule{
 			}
 		}
 	}},
-	{"scope", "an object lands in whatever namespace the one who applies it is in", func(c *cluster, report reporter) {
+	{"scope", "an object lands in the current namespace of the user that applies it", func(c *cluster, report reporter) {
 		for _, o := range c.objects {
 			kind := o.GetObjectKind().GroupVersionKind().Kind
 			m, err := meta.Accessor(o)
@@ -29,7 +29,7 @@ var objectRules = []rule{
 				report(o, "its namespace is %q", m.GetNamespace())
 			}
 			if !clusterScoped[kind] && !slices.ContainsFunc(c.namespaces, func(n *corev1.Namespace) bool { return n.Name == m.GetNamespace() }) {
-				report(o, "nobody makes its namespace %q", m.GetNamespace())
+				report(o, "no object creates its namespace %q", m.GetNamespace())
 			}
 		}
 	}},
@@ -54,11 +54,11 @@ var objectRules = []rule{
 			"volumeLifecycleModes": len(d.Spec.VolumeLifecycleModes) == 0,
 		} {
 			if missing {
-				report(d, "%s is left to its default: say it", field)
+				report(d, "%s is left to its default: set it", field)
 			}
 		}
 	}},
-	{"inline", "whoever writes a pod names the server that root of the node talks to", func(c *cluster, report reporter) {
+	{"inline", "the author of a pod chooses the server that root of the node talks to", func(c *cluster, report reporter) {
 		for _, d := range c.csiDrivers {
 			inline := slices.Contains(d.Spec.VolumeLifecycleModes, storagev1.VolumeLifecycleEphemeral)
 			for _, w := range c.workloads {
@@ -68,7 +68,7 @@ var objectRules = []rule{
 			}
 		}
 	}},
-	{"names", "nobody answers for the class, and claims wait for ever", func(c *cluster, report reporter) {
+	{"names", "no driver serves the class, and claims wait for ever", func(c *cluster, report reporter) {
 		for _, d := range c.csiDrivers {
 			if d.Name != c.driver.csiName {
 				report(d, "the driver calls itself %s", c.driver.csiName)
@@ -95,7 +95,7 @@ var objectRules = []rule{
 			}
 		}
 	}},
-	{"attach", "pods wait for a VolumeAttachment that nobody serves, or volumes are used without having been attached", func(c *cluster, report reporter) {
+	{"attach", "pods wait for a VolumeAttachment that no attacher serves, or volumes are used without having been attached", func(c *cluster, report reporter) {
 		_, attacher := c.sidecar("csi-attacher")
 		if c.attaches() && attacher == nil {
 			report(c.csiDrivers[0], "attachRequired without csi-attacher")
@@ -107,18 +107,18 @@ var objectRules = []rule{
 			report(c.csiDrivers[0], "attachRequired is %t, and the driver's PUBLISH_UNPUBLISH_VOLUME %t", c.attaches(), c.driver.caps["PUBLISH_UNPUBLISH_VOLUME"])
 		}
 	}},
-	{"capacity", "with storageCapacity and nobody who tells it, no pod that waits for a volume is ever scheduled", func(c *cluster, report reporter) {
+	{"capacity", "with storageCapacity and no CSIStorageCapacity objects, no pod that waits for a volume is ever scheduled", func(c *cluster, report reporter) {
 		_, provisioner := c.sidecar("csi-provisioner")
-		told := provisioner != nil && provisioner.is("enable-capacity")
+		reported := provisioner != nil && provisioner.is("enable-capacity")
 		for _, d := range c.csiDrivers {
-			if asked := d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity; asked != told {
-				report(d, "storageCapacity is %t, and csi-provisioner's --enable-capacity %t", asked, told)
+			if asked := d.Spec.StorageCapacity != nil && *d.Spec.StorageCapacity; asked != reported {
+				report(d, "storageCapacity is %t, and csi-provisioner's --enable-capacity %t", asked, reported)
 			}
 		}
-		if told && !c.driver.caps["GET_CAPACITY"] {
+		if reported && !c.driver.caps["GET_CAPACITY"] {
 			report("csi-provisioner", "--enable-capacity: the driver has no GET_CAPACITY")
 		}
-		if told {
+		if reported {
 			for _, name := range []string{"NAMESPACE", "POD_NAME"} {
 				if !slices.ContainsFunc(provisioner.Env, func(e corev1.EnvVar) bool { return e.Name == name && e.ValueFrom != nil }) {
 					report("csi-provisioner", "--enable-capacity without $%s", name)
@@ -183,7 +183,7 @@ var objectRules = []rule{
 			}
 		}
 	}},
-	{"binding", "a volume is made where its pod cannot run", func(c *cluster, report reporter) {
+	{"binding", "a volume is created where its pod cannot run", func(c *cluster, report reporter) {
 		for _, s := range c.storageClasses {
 			late := s.VolumeBindingMode != nil && *s.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 			_, provisioner := c.sidecar("csi-provisioner")
@@ -197,7 +197,7 @@ var objectRules = []rule{
 		sidecar := func(image string) bool { _, s := c.sidecar(image); return s != nil }
 		for _, s := range c.storageClasses {
 			if !sidecar("csi-provisioner") {
-				report(s, "nobody provisions: there is no csi-provisioner")
+				report(s, "there is no csi-provisioner")
 			}
 			if grows := s.AllowVolumeExpansion != nil && *s.AllowVolumeExpansion; grows != (sidecar("csi-resizer") && c.driver.caps["EXPAND_VOLUME"]) {
 				report(s, "allowVolumeExpansion is %t, csi-resizer there %t, the driver's EXPAND_VOLUME %t", grows, sidecar("csi-resizer"), c.driver.caps["EXPAND_VOLUME"])

@@ -12,7 +12,7 @@ import (
 )
 
 var podRules = []rule{
-	{"privileged", "who takes over a sidecar has the node", func(c *cluster, report reporter) {
+	{"privileged", "an attacker in a sidecar has the node", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, n := range w.every() {
 				if n.privileged() && (n != w.driver || !w.isNode()) {
@@ -24,7 +24,7 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"hardening", "who takes over a container can change it, or gain rights", func(c *cluster, report reporter) {
+	{"hardening", "an attacker in a container can change it, or gain rights", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			pod := w.pod.SecurityContext
 			if pod == nil {
@@ -70,7 +70,7 @@ var podRules = []rule{
 			want := w.user(w.driver)
 			for _, n := range w.every() {
 				if u := w.user(n); u == nil || want == nil || *u != *want {
-					report(w.of(n), "runAsUser: say that all containers run as the driver's user, whatever their images say")
+					report(w.of(n), "runAsUser: set it so that all containers run as the driver's user, whatever their images set")
 				}
 			}
 		}
@@ -82,21 +82,21 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"host-namespaces", "who takes over the pod sees the host's processes and network", func(c *cluster, report reporter) {
+	{"host-namespaces", "an attacker in the pod sees the host's processes and network", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if w.pod.HostPID || w.pod.HostIPC || w.pod.HostNetwork && !(w.isNode() && c.driver.network) {
 				report(w, "it is in a namespace of the host")
 			}
 		}
 	}},
-	{"mount-network", "a mount belongs to the network namespace it was made in: made in the pod's, it hangs for ever once the plugin's pod goes", func(c *cluster, report reporter) {
+	{"mount-network", "a mount belongs to the network namespace it was created in: created in the pod's, it hangs for ever once the plugin's pod goes", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if w.isNode() && c.driver.network && !w.pod.HostNetwork {
 				report(w, "hostNetwork is not set")
 			}
 		}
 	}},
-	{"host-ports", "anybody who reaches the host reads volumes' names, or the port is another driver's", func(c *cluster, report reporter) {
+	{"host-ports", "every client that reaches the host reads volumes' names, or the port is another driver's", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if !w.pod.HostNetwork {
 				continue
@@ -104,7 +104,7 @@ var podRules = []rule{
 			for _, n := range w.all {
 				for _, flag := range listenFlags {
 					if at := n.flags[flag]; at != "" && !strings.HasPrefix(at, "127.0.0.1:") {
-						report(w.of(n), "--%s=%s in the host's network: listen on 127.0.0.1 alone", flag, at)
+						report(w.of(n), "--%s=%s in the host's network: listen only on 127.0.0.1", flag, at)
 					}
 				}
 				p := n.listens()
@@ -147,7 +147,7 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"update", "an update takes all nodes at once, or starts a second plugin of the same name on a node", func(c *cluster, report reporter) {
+	{"update", "an update takes all nodes simultaneously, or starts a second plugin of the same name on a node", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if w.daemonSet == nil {
 				continue
@@ -160,7 +160,7 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"replicas", "two controllers at once do everything twice, or one alone is none while its node is down", func(c *cluster, report reporter) {
+	{"replicas", "two concurrent controllers do everything twice, or a single one is unavailable while its node is down", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if w.daemonSet != nil {
 				continue
@@ -210,7 +210,7 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"images", "which program runs is decided anew on each node", func(c *cluster, report reporter) {
+	{"images", "each node may run another program", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, n := range w.every() {
 				if n.tag == "" || n.tag == "latest" || strings.Contains(n.tag, "canary") {
@@ -236,7 +236,7 @@ var podRules = []rule{
 			}
 		}
 	}},
-	{"ports", "the second of two who listen on a port of a pod cannot start", func(c *cluster, report reporter) {
+	{"ports", "the second of two containers that listen on a port of a pod cannot start", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			at := map[int]string{}
 			for _, n := range w.all {
@@ -272,7 +272,7 @@ var podRules = []rule{
 	}},
 }
 
-// checkProbe: a probe asks somebody, long enough, and often enough before it kills.
+// checkProbe: a probe asks a container of the pod, with a timeout that is long enough, and often enough before it kills.
 func (w *workload) checkProbe(kind string, n *container, p *corev1.Probe, report reporter) {
 	of := w.of(n) + ", " + kind
 	if p.HTTPGet == nil {
@@ -288,7 +288,7 @@ func (w *workload) checkProbe(kind string, n *container, p *corev1.Probe, report
 		return
 	}
 	if time.Duration(p.TimeoutSeconds)*time.Second <= least {
-		report(of, "timeoutSeconds is %d, and whoever answers may take %v", p.TimeoutSeconds, least)
+		report(of, "timeoutSeconds is %d, and the answer may take %v", p.TimeoutSeconds, least)
 	}
 	patience := time.Duration(p.InitialDelaySeconds+max(p.PeriodSeconds, 1)*max(p.FailureThreshold, 1)) * time.Second
 	if want := 30 * time.Second; patience < want {
@@ -296,7 +296,7 @@ func (w *workload) checkProbe(kind string, n *container, p *corev1.Probe, report
 	}
 }
 
-// answers finds who serves a probe, and how long its answer may take.
+// answers finds the container that serves a probe, and how long its answer may take.
 func (w *workload) answers(n *container, get *corev1.HTTPGetAction) (*container, time.Duration) {
 	port := get.Port.IntValue()
 	for _, p := range n.Ports {

@@ -11,7 +11,7 @@ var rightsRules = []rule{
 	{"account", "the pod runs as the default account, with whatever that may do", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			if !c.hasAccount(w.namespace, w.pod.ServiceAccountName) {
-				report(w, "serviceAccountName is %q, which nobody makes", w.pod.ServiceAccountName)
+				report(w, "serviceAccountName is %q, which does not exist", w.pod.ServiceAccountName)
 			}
 			needs := len(w.rights(c)) > 0
 			mounted := w.pod.AutomountServiceAccountToken == nil || *w.pod.AutomountServiceAccountToken
@@ -21,7 +21,7 @@ var rightsRules = []rule{
 		}
 		for _, a := range c.accounts {
 			if !slices.ContainsFunc(c.workloads, func(w *workload) bool { return w.pod.ServiceAccountName == a.Name && w.namespace == a.Namespace }) {
-				report(a, "nobody uses it")
+				report(a, "no pod uses it")
 			}
 		}
 	}},
@@ -39,7 +39,7 @@ var rightsRules = []rule{
 			}
 		}
 	}},
-	{"rbac-excess", "who takes over the pod may do what no sidecar in it needs", func(c *cluster, report reporter) {
+	{"rbac-excess", "an attacker in the pod may do what no sidecar in it needs", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			var needed []grant
 			for _, other := range c.workloads {
@@ -54,7 +54,7 @@ var rightsRules = []rule{
 			}
 		}
 	}},
-	{"bindings", "the rights are nobody's", func(c *cluster, report reporter) {
+	{"bindings", "no account has the rights", func(c *cluster, report reporter) {
 		role := func(namespace string, ref rbacv1.RoleRef) bool {
 			if ref.Kind == "ClusterRole" {
 				return slices.ContainsFunc(c.clusterRoles, func(r *rbacv1.ClusterRole) bool { return r.Name == ref.Name })
@@ -140,7 +140,7 @@ func (c *cluster) hasAccount(namespace, name string) bool {
 	return false
 }
 
-// granted lists what the roles give to an account.
+// granted lists what the roles grant to an account.
 func (c *cluster) granted(namespace, account string) (gs []grant) {
 	is := func(s rbacv1.Subject) bool {
 		return s.Kind == "ServiceAccount" && s.Namespace == namespace && s.Name == account

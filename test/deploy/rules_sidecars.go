@@ -6,7 +6,7 @@ import (
 )
 
 var sidecarRules = []rule{
-	{"driver", "sidecars without a driver, or a container that nobody knows", func(c *cluster, report reporter) {
+	{"driver", "sidecars without a driver, or an unknown container", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, n := range w.sidecars {
 				if _, known := sidecars[n.image]; !known {
@@ -50,17 +50,17 @@ var sidecarRules = []rule{
 			}
 		}
 	}},
-	{"sidecar-timeout", "calls are given up after ten seconds, and retried while the first is still at work", func(c *cluster, report reporter) {
+	{"sidecar-timeout", "calls time out after ten seconds, and retried while the first is still at work", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			for _, n := range w.sidecars {
 				if !sidecars[n.image].controller {
 					continue
 				}
 				if d, said := n.duration("timeout"); !said || d < 30*time.Second {
-					report(w.of(n), "--timeout=%s: say at least 30s", n.flags["timeout"])
+					report(w.of(n), "--timeout=%s: set at least 30s", n.flags["timeout"])
 				}
 				if _, said := n.duration("retry-interval-max"); !said {
-					report(w.of(n), "say --retry-interval-max: after a timeout, work that has ended is found by the retry alone")
+					report(w.of(n), "set --retry-interval-max: after a timeout, work that has ended is found only by the retry")
 				}
 			}
 		}
@@ -83,7 +83,7 @@ var sidecarRules = []rule{
 		for _, w := range c.workloads {
 			for _, image := range []string{"csi-provisioner", "csi-attacher"} {
 				if n := w.sidecar(image); n != nil && c.driver.caps["STAGE_UNSTAGE_VOLUME"] && n.flags["default-fstype"] == "" {
-					report(w.of(n), "say --default-fstype")
+					report(w.of(n), "set --default-fstype")
 				}
 			}
 		}

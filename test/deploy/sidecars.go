@@ -131,13 +131,13 @@ var sidecars = map[string]sidecar{
 		version: "v2.17.0",
 		deprecated: map[string]string{
 			"mode":               "the registration probe does nothing and always succeeds",
-			"health-port":        "give --http-endpoint",
+			"health-port":        "use --http-endpoint",
 			"connection-timeout": "it has no effect",
 		},
 	},
 	"livenessprobe": {
 		version:    "v2.19.0",
-		deprecated: map[string]string{"health-port": "give --http-endpoint", "metrics-address": "give --http-endpoint"},
+		deprecated: map[string]string{"health-port": "use --http-endpoint", "metrics-address": "use --http-endpoint"},
 	},
 }
 

@@ -49,7 +49,7 @@ func sweep() {
 
 // removeDir detaches the loop devices whose images lie in dir and deletes it. It
 // runs outside of the demo's mount namespace, where nothing is mounted below dir;
-// should something be, or a device be in use, nothing is deleted. The error tells what was left over.
+// should something be, or a device be in use, nothing is deleted. The error lists what was left over.
 func removeDir(dir string) error {
 	loops, err := loopsBelow(dir)
 	if err != nil {

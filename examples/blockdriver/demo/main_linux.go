@@ -4,7 +4,7 @@
 // driver, expanded while data is written, and down to nothing left behind.
 //
 // It needs root. Everything happens below one temporary directory and inside a
-// mount namespace of its own; what an interrupted run left is removed by the next.
+// separate mount namespace; what an interrupted run left is removed by the next.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnv tells the process that was started again in its own mount namespace
+// insideEnv marks the process that was started again in its own mount namespace
 // where to work.
 const insideEnv = "CSIKIT_DEMO_DIR"
 
@@ -52,7 +52,7 @@ func fatal(err error) {
 	os.Exit(1)
 }
 
-// outside starts this program again in a mount namespace of its own, waits for
+// outside starts this program again in a new mount namespace, waits for
 // it, and removes what it left, however it ended.
 func outside() error {
 	sweep()
