@@ -35,7 +35,7 @@ func start(ctx context.Context, g *blocking.Group, key string, fn func() (any, e
 }
 
 // hang returns a function that blocks until release is closed, as a system call
-// on a dead server does.
+// on a server that does not respond does.
 func hang(release <-chan struct{}, value any) func() (any, error) {
 	return func() (any, error) {
 		<-release
@@ -152,7 +152,7 @@ func TestDoContextEnds(t *testing.T) {
 			t.Errorf("Snapshot = %+v, want the parked call", s)
 		}
 
-		// The retry joins, gives up again, and a third one gets the result.
+		// The retry joins and times out too, and a third one gets the result.
 		again := park(t, &g, "umount /t", mustNotRun(t))
 		if again.Pending() != pending.Pending() || !errors.Is(again, context.Canceled) {
 			t.Errorf("retry = %+v, want the same pending call, cancelled", again)
@@ -191,7 +191,7 @@ func TestDoOneWaiterLeaves(t *testing.T) {
 		}
 		close(release)
 		if r := <-stays; r != (result{1, false, nil}) {
-			t.Errorf("the one who stayed got %+v", r)
+			t.Errorf("the remaining caller got %+v", r)
 		}
 	})
 }
@@ -225,7 +225,7 @@ func (c lateContext) Done() <-chan struct{} {
 
 func (c lateContext) Err() error { return nil } // at the start of Do
 
-// A result that is there wins over a context that has ended as well.
+// An available result has precedence over a context that has ended too.
 func TestDoPrefersResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g blocking.Group
@@ -263,7 +263,7 @@ func TestLimit(t *testing.T) {
 					t.Errorf("code = %v, want UNAVAILABLE", got)
 				}
 
-				// A join is let in, and while it waits its call is not parked.
+				// A join is accepted, and while it waits its call is not parked.
 				joiner := start(t.Context(), &g, "0", mustNotRun(t))
 				synctest.Wait()
 				if v, _, err := g.Do(t.Context(), "one more", func() (any, error) { return 1, nil }); v != 1 || err != nil {
@@ -274,7 +274,7 @@ func TestLimit(t *testing.T) {
 					t.Errorf("joiner = %+v", r)
 				}
 				synctest.Wait()
-				// All are over: the full number may park again.
+				// All have ended: the full number may be parked again.
 				release = make(chan struct{})
 				for i := range want {
 					park(t, &g, fmt.Sprint(i), hang(release, i))
@@ -343,7 +343,7 @@ func TestPanicAndGoexit(t *testing.T) {
 	}
 }
 
-// A panic after the last caller has gone ends neither the process nor blocks the key.
+// A panic after the last caller has returned neither ends the process nor blocks the key.
 func TestPanicWhileParked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := blocking.Group{Limit: 1}
@@ -383,7 +383,7 @@ func TestSnapshotOldestFirst(t *testing.T) {
 }
 
 // Many keys with callers that stay, leave and join. synctest.Test itself fails
-// when a goroutine is left over.
+// if a goroutine leaks.
 func TestManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const keys, callers = 1000, 4
@@ -402,7 +402,7 @@ func TestManyKeys(t *testing.T) {
 						mu.Lock()
 						running[key]++
 						if running[key] > 1 {
-							t.Errorf("two calls of key %s at once", key)
+							t.Errorf("two concurrent calls of key %s", key)
 						}
 						mu.Unlock()
 						<-release

@@ -24,7 +24,7 @@ const mib = 1 << 20
 
 func TestMain(m *testing.M) {
 	gate.Main(m, gate.Role("attach", func() {
-		// Starts when standard input ends, so that several start at once.
+		// Starts when standard input ends, so that several start simultaneously.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		d, err := loopdev.Attach(context.Background(), os.Args[1])
 		if err != nil {
@@ -202,8 +202,8 @@ func setReadOnly(t *testing.T, d *loopdev.Device) {
 	must(t, errors.Join(unix.IoctlSetPointerInt(int(dev.Fd()), unix.BLKROSET, 1), dev.Close()))
 }
 
-// BLKROSET outlives the detach: neither the next image on that number nor a
-// repeated Attach of the same one may suffer.
+// BLKROSET outlives the detach: it must affect neither the next image on that number
+// nor a repeated Attach of the same one.
 func TestReadOnlyFlagOfPreviousUserIsCleared(t *testing.T) {
 	gate.Root(t)
 	d := attach(t, image(t, "first", mib))
@@ -216,7 +216,7 @@ func TestReadOnlyFlagOfPreviousUserIsCleared(t *testing.T) {
 	setReadOnly(t, d)
 	must(t, d.Detach(t.Context()))
 
-	// Attach until the number comes round again.
+	// Attach until the number is reused.
 	for i := range 20 {
 		next := attach(t, image(t, fmt.Sprint(i), mib))
 		if next.ReadOnly {
@@ -281,7 +281,7 @@ func TestDeletedImage(t *testing.T) {
 	wantAttached(t, d, false)
 }
 
-// A file may be called what the kernel calls a deleted one.
+// The name of a file may end like that of a deleted one in sysfs.
 func TestImageNamedDeleted(t *testing.T) {
 	gate.Root(t)
 	path := image(t, "image (deleted)", mib)
@@ -303,7 +303,7 @@ func TestResize(t *testing.T) {
 			t.Errorf("Resize: %d, %v", size, err)
 		}
 	}
-	// A repeated Attach does the same. A device has whole sectors.
+	// A repeated Attach does that too. A device has whole sectors.
 	must(t, os.Truncate(path, 5*mib+100))
 	if again, err := loopdev.Attach(t.Context(), path); err != nil || again.Size != 5*mib {
 		t.Errorf("Attach after the image grew: %+v, %v", again, err)
@@ -324,7 +324,7 @@ func TestDetachBusy(t *testing.T) {
 	if err := d.Detach(t.Context()); !errors.Is(err, loopdev.ErrBusy) {
 		t.Errorf("Detach while mounted: %v", err)
 	}
-	// It was left alone: it survives the unmount.
+	// It was not changed: it survives the unmount.
 	must(t, unix.Unmount(point, 0))
 	wantAttached(t, d, true)
 
@@ -345,8 +345,8 @@ func TestDetachBusy(t *testing.T) {
 	wantAttached(t, d, false)
 }
 
-// The kernel remembers the detach of an open device. Attach means that it shall
-// stay, also past the last close.
+// A detach of an open device is pending in the kernel. Attach revokes it, so that the device
+// persists after the last close.
 func TestAttachRevokesPendingDetach(t *testing.T) {
 	gate.Root(t)
 	d := attach(t, image(t, "image", mib))
@@ -371,7 +371,7 @@ func TestAttachRevokesPendingDetach(t *testing.T) {
 	wantAttached(t, d, true)
 }
 
-// A device handle must not detach what the number serves by now.
+// A stale Device must not detach the image that its number serves now.
 func TestStaleDevice(t *testing.T) {
 	gate.Root(t)
 	stale := attach(t, image(t, "first", mib))
@@ -403,7 +403,7 @@ func TestForeignOffset(t *testing.T) {
 	wantAttached(t, d, false)
 }
 
-// The lock is on a descriptor that does not live on in the device.
+// The lock is on a descriptor that the device does not keep.
 func TestLockIsFreeAfterAttach(t *testing.T) {
 	gate.Root(t)
 	path := image(t, "image", mib)

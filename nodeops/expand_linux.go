@@ -48,7 +48,7 @@ func openVolume(volumePath string) (mountapi.Mount, *device, error) {
 		return m, nil, err
 	}
 	at, err := deviceByNumber(m.Major, m.Minor)
-	if gone(err) { // no block device below: perhaps a device node in a devtmpfs
+	if notExist(err) { // no block device below: perhaps a device node in a devtmpfs
 		at, err = Device{Path: "/dev/" + path.Base(m.Root)}, nil
 	}
 	if err != nil {

@@ -86,8 +86,8 @@ func (c contents) interrupted(fsType string) bool {
 // format creates a file system on a device that was found blank while it was held, by
 // blkid too, or that holds an interrupted mkfs of a blank device.
 func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device, found contents, release func()) error {
-	again := found.Kind != probe.Blank
-	if !again && found.blkid != nil {
+	retry := found.Kind != probe.Blank
+	if !retry && found.blkid != nil {
 		return found.blkid
 	}
 	fs := filesystems[r.FSType]
@@ -112,15 +112,15 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	args := append(slices.Clone(fs.mkfs[1:]), without...)
 	switch {
-	case again: // the device does not read as zeros
-		args = append(args, fs.again...)
+	case retry: // the device does not read as zeros
+		args = append(args, fs.retry...)
 	case r.Prezeroed:
 		args = append(args, fs.prezeroed...)
 	}
 	args = append(args, dev.path)
-	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_interruption", again)
+	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_interruption", retry)
 	n.telemetry.formats.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(
-		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", again)))
+		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", retry)))
 	release() // mkfs opens the device exclusively itself: of two concurrent ones, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
 	closeWithoutFork(claim.Close) // a mkfs that still runs keeps the lock

@@ -11,7 +11,7 @@ import (
 type filesystem struct {
 	mkfs      []string // creates one on a blank device; not interactive, prints only errors
 	prezeroed []string // added to mkfs if the device is known to read as zeros
-	again     []string // added to mkfs after an interrupted one
+	retry     []string // added to mkfs after an interrupted one
 	check     []string // checks a file system without writing, while its device is held; exits with 0 if it is sound
 	data      []string // mount options that are always set
 	refused   []string // mount options that would mount another volume
@@ -43,7 +43,7 @@ var filesystems = map[string]filesystem{
 	},
 	"xfs": {
 		mkfs:  []string{"mkfs.xfs", "-q", "-K"},
-		again: []string{"-f"},
+		retry: []string{"-f"},
 		check: []string{"xfs_repair", "-n"},
 		// A clone or restore has the UUID of its source, and xfs refuses to mount both.
 		data: []string{"nouuid"},
@@ -61,7 +61,7 @@ var filesystems = map[string]filesystem{
 	},
 	"btrfs": {
 		mkfs:  []string{"mkfs.btrfs", "-q", "-K"},
-		again: []string{"-f"},
+		retry: []string{"-f"},
 		// --force: without, it opens the device exclusively, which is held already.
 		check: []string{"btrfs", "check", "--readonly", "--force"},
 		// The top-level subvolume, even if a user has set another default.

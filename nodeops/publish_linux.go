@@ -16,7 +16,7 @@ import (
 
 func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, path resolvedPath, attr mountapi.Attr) error {
 	staging, err := mountapi.Resolve(r.StagingTargetPath)
-	if err != nil && !gone(err) {
+	if err != nil && !notExist(err) {
 		return err
 	}
 	target, err := path.target()
@@ -254,7 +254,7 @@ func describe(st fs.FileInfo) string {
 }
 
 func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
-	if gone(path.err) {
+	if notExist(path.err) {
 		return nil
 	}
 	if path.err != nil {
@@ -265,7 +265,7 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 		return err
 	}
 	st, err := os.Lstat(target)
-	if gone(err) {
+	if notExist(err) {
 		return nil
 	}
 	if err != nil {
@@ -345,7 +345,7 @@ func readOnlyNode(target string) (*device, error) {
 	}
 	name := path.Base(on[i].Root)
 	_, err = os.Stat("/sys/class/block/" + name)
-	if gone(err) {
+	if notExist(err) {
 		return nil, nil
 	}
 	if err != nil {
@@ -382,4 +382,4 @@ func mayBeFile(p string) bool {
 	}
 }
 
-func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }
+func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }

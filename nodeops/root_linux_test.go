@@ -503,7 +503,7 @@ func TestBlock(t *testing.T) {
 	if try() == nil {
 		t.Error("writable while a read-only publication is left")
 	}
-	// Somebody else cleared the flag: repeating the publication sets it again.
+	// Another process has cleared the flag: a repeated publication sets it again.
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(t, err)
 	ok(t, d.setReadOnly(false))

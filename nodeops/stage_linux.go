@@ -308,7 +308,7 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 }
 
 func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
-	if gone(path.err) {
+	if notExist(path.err) {
 		return nil
 	}
 	if path.err != nil {

@@ -278,23 +278,23 @@ func TestTearDownOfAHungMountInVain(t *testing.T) {
 
 func TestOrphanedPublication(t *testing.T) {
 	_, staging, pods := staged(t)
-	gone, alive := filepath.Join(pods, "gone"), filepath.Join(pods, "alive")
-	n, err := New(Config{IsOrphaned: func(path string) bool { return path == gone }})
+	orphaned, inUse := filepath.Join(pods, "orphaned"), filepath.Join(pods, "in-use")
+	n, err := New(Config{IsOrphaned: func(path string) bool { return path == orphaned }})
 	ok(t, err)
-	for _, target := range []string{gone, alive} {
+	for _, target := range []string{orphaned, inUse} {
 		ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	}
-	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, alive)
-	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: alive}))
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, inUse)
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: inUse}))
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
-	if _, err := os.Lstat(gone); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the isOrphaned target is still there (%v)", err)
+	if _, err := os.Lstat(orphaned); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the orphaned target still exists (%v)", err)
 	}
 }
 
 // An operation in flight on an orphaned target is not disturbed: the target may be partly
 // published, or its unmount may hang.
-func TestOrphanedPublicationThatIsWorkedOn(t *testing.T) {
+func TestOrphanedPublicationInFlight(t *testing.T) {
 	_, staging, pods := staged(t)
 	n, err := New(Config{IsOrphaned: func(string) bool { return true }})
 	ok(t, err)

@@ -48,7 +48,7 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 		return wrap(op, volumeID, path, err)
 	}
 	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.serialized(ctx, target, fn)) }
-	again := func(ctx context.Context) error {
+	retry := func(ctx context.Context) error {
 		next := run(ctx)
 		if isPending(err) && !isPending(next) && ctx.Err() != nil && errors.Is(next, ctx.Err()) {
 			return err // no time was left to check: it still is
@@ -70,7 +70,7 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 		// Processes that waited for the server release the mount once they have their
 		// errors, or send another request, and wait again.
 		deadline := time.Now().Add(n.unmountTimeout)
-		for err = n.withUnmountTimeout(ctx, again); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.withUnmountTimeout(ctx, again) {
+		for err = n.withUnmountTimeout(ctx, retry); isBusy(err) && ctx.Err() == nil && time.Now().Before(deadline); err = n.withUnmountTimeout(ctx, retry) {
 			select {
 			case <-time.After(10 * time.Millisecond):
 				force()
@@ -79,7 +79,7 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 		}
 	}
 	if isPending(err) {
-		return again(ctx) // with the rest of the caller's time
+		return retry(ctx) // with the rest of the caller's time
 	}
 	return err
 }

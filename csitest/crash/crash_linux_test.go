@@ -46,8 +46,8 @@ func check(err error) {
 	}
 }
 
-// driver works in the directory it is given: one operation per line of standard
-// input, answered by a line.
+// driver works in the directory of its argument: one operation per line of standard input,
+// with one line as the result.
 func driver() {
 	dir := os.Args[1]
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -71,7 +71,7 @@ func driver() {
 			check(os.Truncate(at("a"), 1))
 			check(os.Remove(at("a")))
 		},
-		"careful": func() { // prints its errors, lives on, and can be repeated
+		"careful": func() { // prints its errors, continues, and can be repeated
 			for _, step := range []func() error{
 				func() error { return os.MkdirAll(at("d"), 0o700) },
 				func() error { return os.WriteFile(at("d/a"), []byte("data"), 0o600) },
@@ -87,7 +87,7 @@ func driver() {
 			}
 			fmt.Println("done")
 		},
-		"look": func() {
+		"read only": func() {
 			if _, err := os.ReadDir(dir); err != nil {
 				fmt.Println(err)
 				return
@@ -104,7 +104,7 @@ func driver() {
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		operations[lines.Text()]()
-		if lines.Text() != "careful" && lines.Text() != "look" {
+		if lines.Text() != "careful" && lines.Text() != "read only" {
 			fmt.Println("done")
 		}
 	}
@@ -155,7 +155,7 @@ func start(t *testing.T, dir string, opts ...crash.Option) *session {
 	return s
 }
 
-// ask asks for an operation and returns the first line of the answer.
+// ask requests an operation and returns the first line of the result.
 func (s *session) ask(operation string) (string, error) {
 	if _, err := fmt.Fprintln(s.stdin, operation); err != nil {
 		return "", err
@@ -198,7 +198,7 @@ func tree(t *testing.T, dir string) map[string]string {
 }
 
 // work returns the calls of that operation, and what is there when the driver is
-// killed at each of them, and at none.
+// killed at each of them, and not at all.
 func work(dir string) ([]crash.Call, []map[string]string) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	d, sh := map[string]string{"a": "data", "d": "dir"}, map[string]string{"a": "data", "d": "dir", "by sh": ""}
@@ -297,13 +297,13 @@ func TestKillAtEveryCall(t *testing.T) {
 				}
 			}
 			if got := tree(t, dir); !maps.Equal(got, states[n-1]) {
-				t.Errorf("behind the kill: %v, want %v", got, states[n-1])
+				t.Errorf("after the kill: %v, want %v", got, states[n-1])
 			}
 		})
 	}
 }
 
-// What fails has not happened, the program gets the error, and continues.
+// A call that fails has no effect and returns the error, and the program continues.
 func TestFailAtEveryCall(t *testing.T) {
 	dir := t.TempDir()
 	s := start(t, dir)
@@ -362,13 +362,13 @@ func TestWithReads(t *testing.T) {
 	}{{nil, nil}, {[]crash.Option{crash.WithReads()}, want}} {
 		s := start(t, dir, test.opts...)
 		s.Arm(0)
-		s.do(t, "look")
+		s.do(t, "read only")
 		if got := s.Calls(); !slices.Equal(got, test.want) {
 			t.Errorf("counted %v, want %v", got, test.want)
 		}
 		for n := range test.want {
 			s.ArmFailure(n+1, unix.ENOMEM)
-			answer, err := s.ask("look")
+			answer, err := s.ask("read only")
 			must(t, err)
 			if !strings.HasSuffix(answer, unix.ENOMEM.Error()) || !s.Failed() {
 				t.Errorf("%v is to fail: %q, failed %v", test.want[n], answer, s.Failed())
@@ -447,7 +447,7 @@ func TestProgramIsKilledWithTheTest(t *testing.T) {
 	}
 }
 
-// The tracer takes no events of the test's other children.
+// The tracer consumes no events of other children of the test.
 func TestOtherChildren(t *testing.T) {
 	s := start(t, t.TempDir())
 	s.do(t, "noise")
@@ -458,7 +458,7 @@ func TestOtherChildren(t *testing.T) {
 	}
 }
 
-// Nor of those that were started before, on the very thread that traces now.
+// Nor of those that were started earlier on the thread that is the tracer now.
 func TestOlderChildren(t *testing.T) {
 	var older []*exec.Cmd
 	for range 8 {
@@ -483,8 +483,8 @@ func TestOlderChildren(t *testing.T) {
 	}
 }
 
-// A kill that meets threads on their way into and out of system calls, whose stops
-// the tracer was notified of but has not handled yet.
+// A kill while threads enter and leave system calls, whose stops were reported to the tracer
+// but not handled yet.
 func TestKillOfABusyProgram(t *testing.T) {
 	dir := t.TempDir()
 	for range 100 {
@@ -513,5 +513,5 @@ func TestSignalsReachTheProgram(t *testing.T) {
 			t.Errorf("ended with %v, want exit status 4", err)
 		}
 	}
-	p.Kill() // has no effect any more
+	p.Kill() // no-op
 }

@@ -14,7 +14,7 @@ import (
 
 // Interrupts an operation at each of its state-changing system calls, and retries it: the
 // first run only counts the calls, each later one is killed on entry to the next of them.
-// Here the operation is mkdir -p, in place of a driver that is asked to create a volume.
+// Here the operation is mkdir -p, in place of the creation of a volume by a driver.
 func ExampleStart() {
 	for n, calls := 0, 0; n <= calls; n++ {
 		dir, err := os.MkdirTemp("", "pool-")

@@ -313,8 +313,8 @@ func (p *Process) trace() error {
 			return nil
 		}
 		var status unix.WaitStatus
-		// Not waiting: a thread that stopped may be killed before it is asked for, and
-		// the leader's end is not reported before that of all the other threads.
+		// WNOHANG: a stopped thread may be killed before this call, and the leader's end is
+		// not reported before that of all other threads.
 		waited, err := wait4(pid, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG)
 		if waited == 0 && err == nil || errors.Is(err, unix.ECHILD) {
 			continue

@@ -82,9 +82,9 @@ func Probe(r io.ReaderAt, size int64, beside ...func()) (Result, error) {
 	if size <= 0 {
 		return Result{}, fmt.Errorf("%w: its size is %d bytes", ErrUnreadable, size)
 	}
-	asked := time.Now()
+	begin := time.Now()
 	start, err := read(r, 0, min(announced, size))
-	answered := time.Since(asked)
+	latency := time.Since(begin)
 	if err != nil {
 		return Result{}, err
 	}
@@ -106,7 +106,7 @@ func Probe(r io.ReaderAt, size int64, beside ...func()) (Result, error) {
 	for _, f := range beside {
 		wg.Go(f)
 	}
-	blank, err := allZero(r, zones(size), readers(answered))
+	blank, err := allZero(r, zones(size), readers(latency))
 	wg.Wait()
 	if err != nil {
 		return Result{}, err

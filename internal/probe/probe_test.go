@@ -13,7 +13,7 @@ import (
 	"unsafe"
 )
 
-// sparse is a device of zeros with a few bytes set, and perhaps a bad spot.
+// sparse is a device of zeros with a few bytes set, and optionally an unreadable range.
 type sparse struct {
 	size  int64
 	bytes map[int64]byte
@@ -36,7 +36,7 @@ func (s sparse) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// ydb-platform/nbs#7207: an error of the probe was taken for "no file system".
+// ydb-platform/nbs#7207: an error of the probe was treated as "no file system".
 func TestBlankMustBeProven(t *testing.T) {
 	const size = 10 * gib
 	places := map[string]int64{
@@ -75,7 +75,7 @@ func TestBlankMustBeProven(t *testing.T) {
 	}
 }
 
-// The copies of superblocks that are left when the head of a device was wiped.
+// The copies of superblocks that remain after the head of a device was wiped.
 func TestBackupSuperblocks(t *testing.T) {
 	for _, size := range []int64{300 * mib, gib, gib + 4*kib, 10*gib + 12*kib, 10*gib + 8*kib + 512, 3<<40 + 4*kib} {
 		places := map[string]int64{"btrfs": 64*mib + 0x40, "last byte": size - 1}
@@ -98,8 +98,8 @@ func TestBackupSuperblocks(t *testing.T) {
 	}
 }
 
-// What is done beside the reading is done by the time that it ends, and only where
-// there is much to read.
+// The concurrent functions have returned when Probe does, and are called only if there is
+// much to read.
 func TestConcurrentFunctions(t *testing.T) {
 	for _, test := range []struct {
 		bytes map[int64]byte
@@ -119,7 +119,7 @@ func TestConcurrentFunctions(t *testing.T) {
 	}
 }
 
-// Real file systems, made in image files: no privilege is needed.
+// Real file systems, created in image files: no privilege is needed.
 func TestFilesystems(t *testing.T) {
 	const id = "12345678-1234-1234-1234-123456789abc"
 	tests := []struct {
@@ -175,7 +175,7 @@ func TestFilesystems(t *testing.T) {
 	}
 }
 
-// What mkfs writes last is undone by hand: the file system is not to be mounted.
+// The last write of mkfs is reverted: the file system must not be mounted.
 func TestInterruptedMkfs(t *testing.T) {
 	head := make([]byte, 128*kib)
 	copy(head, "XFSB\x00\x00\x10\x00\x00\x00\x00\x00\x00\x00\x01\x00")
@@ -244,7 +244,7 @@ func TestSignatures(t *testing.T) {
 		if r, err := Probe(dev, size); err != nil || r.Kind != Foreign || r.Type != test.name {
 			t.Errorf("%q at %d: %+v, %v; want %q", test.magic, test.at, r, err, test.name)
 		}
-		// A name is a comfort; that it cannot be read is still an error.
+		// The name is optional; a read error is still an error.
 		dev.bad = test.at
 		if r, err := Probe(dev, size); !errors.Is(err, ErrUnreadable) {
 			t.Errorf("%q at %d, bad: %+v, %v; want unreadable", test.magic, test.at, r, err)
@@ -257,7 +257,7 @@ func TestSignatures(t *testing.T) {
 	}
 }
 
-// Half of a mirror looks like a file system from the front.
+// Half of a mirror looks like a file system from the start.
 func TestFilesystemInAContainer(t *testing.T) {
 	image := func(blocks int) map[int64]byte {
 		dev := make(map[int64]byte)
@@ -346,7 +346,7 @@ func TestAligned(t *testing.T) {
 			}
 		}
 	}
-	// A device that is shorter than it says, and one that is broken.
+	// A device that is shorter than its size, and one with read errors.
 	short := Aligned(direct{t, data, 512}, int64(len(data))+512, 512)
 	if n, err := short.ReadAt(make([]byte, 600), int64(len(data))-100); n != 100 || err == nil {
 		t.Errorf("%d bytes, %v; want 100 and an error", n, err)
