@@ -1,4 +1,4 @@
-package nodeops
+package bench
 
 import (
 	"fmt"
@@ -7,13 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/csikit/csikit/internal/versus"
+	"github.com/csikit/csikit/nodeops"
 	"golang.org/x/sys/unix"
 	"k8s.io/mount-utils"
 	"k8s.io/utils/exec"
 )
-
-// The ratios to k8s.io/mount-utils: go test -run xxx -bench . ./nodeops
 
 // quiet discards what mount-utils logs.
 func quiet(b *testing.B) {
@@ -26,17 +24,17 @@ func quiet(b *testing.B) {
 
 func BenchmarkPublishReadOnly(b *testing.B) {
 	p := newPublications(b)
-	versus.Ratio(b,
-		versus.Way{Name: "mount-utils", Do: p.publishTheirs, Undo: p.unpublishTheirs},
-		versus.Way{Name: "nodeops", Do: p.publish, Undo: p.unpublish, Times: 10})
+	ratio(b,
+		way{name: "mount-utils", do: p.publishTheirs, undo: p.unpublishTheirs},
+		way{name: "nodeops", do: p.publish, undo: p.unpublish, times: 10})
 }
 
 func BenchmarkUnpublish(b *testing.B) {
 	p := newPublications(b)
 	ok(b, p.publish())
-	versus.Ratio(b,
-		versus.Way{Name: "mount-utils", Do: p.unpublishTheirs, Undo: p.publish},
-		versus.Way{Name: "nodeops", Do: p.unpublish, Undo: p.publish, Times: 10})
+	ratio(b,
+		way{name: "mount-utils", do: p.unpublishTheirs, undo: p.publish},
+		way{name: "nodeops", do: p.unpublish, undo: p.publish, times: 10})
 	ok(b, p.unpublish())
 }
 
@@ -68,14 +66,14 @@ func BenchmarkManyMounts(b *testing.B) {
 		many = append(many, with(10000)...)
 	}
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(versus.Micros(few), "µs/10-mounts")
-	b.ReportMetric(versus.Micros(many), "µs/10000-mounts")
-	b.ReportMetric(versus.Micros(many)/versus.Micros(few), "times-slower")
+	b.ReportMetric(micros(few), "µs/10-mounts")
+	b.ReportMetric(micros(many), "µs/10000-mounts")
+	b.ReportMetric(micros(many)/micros(few), "times-slower")
 }
 
 // publications publish a staged volume, and take it back.
 type publications struct {
-	node    *Node
+	node    *nodeops.Node
 	utils   mount.Interface
 	staging string
 	target  string
@@ -88,11 +86,11 @@ func newPublications(b *testing.B) publications {
 }
 
 func (p publications) publish() error {
-	return p.node.PublishFilesystem(p.b.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: p.staging, TargetPath: p.target, ReadOnly: true})
+	return p.node.PublishFilesystem(p.b.Context(), nodeops.PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: p.staging, TargetPath: p.target, ReadOnly: true})
 }
 
 func (p publications) unpublish() error {
-	return p.node.Unpublish(p.b.Context(), UnpublishRequest{VolumeID: "v", TargetPath: p.target})
+	return p.node.Unpublish(p.b.Context(), nodeops.UnpublishRequest{VolumeID: "v", TargetPath: p.target})
 }
 
 func (p publications) publishTheirs() error {
@@ -107,16 +105,19 @@ func (p publications) unpublishTheirs() error {
 }
 
 func BenchmarkStageFormatted(b *testing.B) {
-	for _, c := range fsTable {
+	for _, c := range []struct {
+		fsType string
+		size   int64
+	}{{"ext4", 64 * mib}, {"xfs", 320 * mib}, {"btrfs", 128 * mib}} {
 		b.Run(c.fsType, func(b *testing.B) {
 			f := newFixture(b, c.size)
 			quiet(b)
-			f.mustStage(c.fsType)
+			ok(b, f.stage(f.stageRequest(c.fsType)))
 			unmount := func() error { return unix.Unmount(f.staging, 0) }
 			ok(b, unmount())
-			versus.Ratio(b,
-				versus.Way{Name: "mount-utils", Do: f.formatAndMount(c.fsType), Undo: unmount},
-				versus.Way{Name: "nodeops", Do: func() error { return f.stage(f.stageRequest(c.fsType)) }, Undo: unmount})
+			ratio(b,
+				way{name: "mount-utils", do: f.formatAndMount(c.fsType), undo: unmount},
+				way{name: "nodeops", do: func() error { return f.stage(f.stageRequest(c.fsType)) }, undo: unmount})
 		})
 	}
 }
@@ -136,9 +137,9 @@ func BenchmarkStageFresh(b *testing.B) {
 					f.erase()
 					return nil
 				}
-				versus.Ratio(b,
-					versus.Way{Name: "mount-utils", Do: f.formatAndMount(fsType), Undo: blank},
-					versus.Way{Name: "nodeops", Do: func() error { return f.stage(r) }, Undo: blank})
+				ratio(b,
+					way{name: "mount-utils", do: f.formatAndMount(fsType), undo: blank},
+					way{name: "nodeops", do: func() error { return f.stage(r) }, undo: blank})
 			})
 		}
 	}

@@ -1,4 +1,4 @@
-package fastmount_test
+package bench
 
 import (
 	"fmt"
@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/csikit/csikit/csitest/gate"
-	"github.com/csikit/csikit/internal/versus"
 	"github.com/csikit/csikit/nodeops/fastmount"
 	mount "k8s.io/mount-utils"
 )
@@ -33,14 +32,14 @@ func benchWorld(b *testing.B, n int) (source, target string) {
 // compare measures op with both mounters; after each run comes undo.
 func compare(b *testing.B, op, undo func(mount.Interface) error) {
 	theirs, ours := mount.NewWithoutSystemd(""), fastmount.New()
-	way := func(name string, m mount.Interface, times int) versus.Way {
-		w := versus.Way{Name: name, Times: times, Do: func() error { return op(m) }}
+	as := func(name string, m mount.Interface, times int) way {
+		w := way{name: name, times: times, do: func() error { return op(m) }}
 		if undo != nil {
-			w.Undo = func() error { return undo(ours) }
+			w.undo = func() error { return undo(ours) }
 		}
 		return w
 	}
-	versus.Ratio(b, way("mount-utils", theirs, 1), way("fastmount", ours, 10))
+	ratio(b, as("mount-utils", theirs, 1), as("fastmount", ours, 10))
 }
 
 func BenchmarkReadOnlyBind(b *testing.B) {

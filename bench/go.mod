@@ -1,0 +1,29 @@
+module github.com/csikit/csikit/bench
+
+go 1.26.0
+
+require (
+	github.com/csikit/csikit v0.0.0
+	github.com/csikit/csikit/nodeops/fastmount v0.0.0
+	golang.org/x/sys v0.49.0
+	k8s.io/mount-utils v0.37.2
+	k8s.io/utils v0.0.0-20260707023825-cf1189d6abe3
+)
+
+require (
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	github.com/go-logr/logr v1.4.4 // indirect
+	github.com/moby/sys/mountinfo v0.7.2 // indirect
+	go.opentelemetry.io/otel v1.47.0 // indirect
+	go.opentelemetry.io/otel/metric v1.47.0 // indirect
+	go.opentelemetry.io/otel/trace v1.47.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260928230214-8a89bd6388cc // indirect
+	google.golang.org/grpc v1.85.0 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
+	k8s.io/klog/v2 v2.140.0 // indirect
+)
+
+replace (
+	github.com/csikit/csikit => ..
+	github.com/csikit/csikit/nodeops/fastmount => ../nodeops/fastmount
+)
