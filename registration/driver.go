@@ -84,7 +84,7 @@ func identityReady(ctx context.Context, endpoint, name string) error {
 	case err != nil:
 		return fmt.Errorf("call Probe: %w", err)
 	case probe.GetReady() != nil && !probe.GetReady().GetValue(): // absent means ready
-		return errors.New("the Probe of the driver reports not ready")
+		return errors.New("not ready according to Probe")
 	}
 	return nil
 }

@@ -91,7 +91,7 @@ func TestWaitsForTheDriver(t *testing.T) {
 	d.serve(t, dir)
 	waits(`returns the name "other.csikit.dev"`)
 	d.name.Store(name)
-	waits("the Probe of the driver reports not ready")
+	waits("not ready according to Probe")
 	d.notReady.Store(false)
 	waits("waiting for the driver: not ready")
 	ready.Store(true)
