@@ -46,7 +46,8 @@ type TortureProgress struct {
 // read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
 // both. It demands that
 //
-//   - a call whose outcome is unknown can be retried until it succeeds, and then has a code that the specification allows;
+//   - a call whose outcome is unknown can be retried until it has an outcome, with a
+//     code that the specification allows;
 //   - what was acknowledged exists, once: volumes with their size and their nodes,
 //     snapshots, groups; what was deleted stays away;
 //   - data that was made durable is read again, and what was created from a volume holds
