@@ -25,7 +25,7 @@ type Call struct {
 	Cleanup  bool   // it undid what the rule left
 	Method   string // NodePublishVolume
 	Endpoint string
-	Volume   string // the volume's ID, or the name of what was to be made
+	Volume   string // the volume's ID, or the name of what was to be created
 	Begin    time.Time
 	Took     time.Duration
 	Request  proto.Message
@@ -71,7 +71,7 @@ func (r *recorder) count() int {
 	return len(r.calls)
 }
 
-// A conn is the connection of one case: what goes through it is recorded for that.
+// A conn is the connection of one ruleRun, for which every call is recorded.
 type conn struct {
 	to       *grpc.ClientConn
 	endpoint string

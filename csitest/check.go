@@ -46,8 +46,8 @@ type run struct {
 	offering sync.Mutex
 	offered  map[bool]bool // by whether it is raw block: what trying showed
 
-	mu    sync.Mutex // for what follows, and report.NotCleaned
-	cases int
+	mu       sync.Mutex // for what follows, and report.NotCleaned
+	ruleRuns int
 }
 
 // Check runs the rules against the driver and returns what it found, which is a
@@ -204,7 +204,7 @@ func (r *run) try(ctx context.Context, x *Result) {
 	limit := cmp.Or(x.Rule.Timeout, DefaultTimeout)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	c := r.newCase(limited, x.Rule)
+	c := r.newRuleRun(limited, x.Rule)
 	ended := make(chan struct{})
 	var broken, excuse string
 	go func() {
@@ -254,10 +254,10 @@ func (r *run) try(ctx context.Context, x *Result) {
 	}
 }
 
-func (r *run) newCase(ctx context.Context, rule Rule) *ruleRun {
+func (r *run) newRuleRun(ctx context.Context, rule Rule) *ruleRun {
 	r.mu.Lock()
-	r.cases++
-	c := &ruleRun{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.cases}
+	r.ruleRuns++
+	c := &ruleRun{rule: rule, run: r, ctx: ctx, ledger: newLedger(), n: r.ruleRuns}
 	r.mu.Unlock()
 	c.clients(false)
 	return c

@@ -40,7 +40,7 @@ func TestDriverThatDies(t *testing.T) {
 		t.Fatalf("%+v", report.Results)
 	}
 	last := failed[0].Failures[len(failed[0].Failures)-1].String()
-	for _, words := range []string{"the driver runs on", "exit status 2", "at the disco"} {
+	for _, words := range []string{"the driver keeps running", "exit status 2", "at the disco"} {
 		if !strings.Contains(last, words) {
 			t.Errorf("%q is missing in %s", words, last)
 		}

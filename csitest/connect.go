@@ -211,7 +211,7 @@ func (c *ruleRun) log() []byte {
 func (r *run) discover(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	c := r.newCase(ctx, Rule{})
+	c := r.newRuleRun(ctx, Rule{})
 	var err error
 	if r.info, err = c.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err != nil {
 		return fmt.Errorf("csitest: %w", err)
@@ -263,7 +263,7 @@ func (r *run) refuseForeign(ctx context.Context) error {
 	if r.cfg.ForeignVolumes || !listVolumes.met(r) {
 		return nil
 	}
-	c := r.newCase(ctx, Rule{})
+	c := r.newRuleRun(ctx, Rule{})
 	list, err := c.Controller.ListVolumes(ctx, &csi.ListVolumesRequest{})
 	if err != nil || len(list.GetEntries()) == 0 {
 		return nil // what is wrong with ListVolumes is the rules' to find
@@ -299,7 +299,7 @@ func (r *run) offers(capability func(*run) *csi.VolumeCapability) bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), DefaultTimeout)
 	defer cancel()
-	c := r.newCase(ctx, Rule{})
+	c := r.newRuleRun(ctx, Rule{})
 	_, err := c.Controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: c.name(), CapacityRange: &csi.CapacityRange{RequiredBytes: r.cfg.Size},
 		VolumeCapabilities: []*csi.VolumeCapability{kind}, Parameters: r.cfg.Parameters,

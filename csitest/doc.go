@@ -33,8 +33,7 @@
 //
 // # Harmless to the machine
 //
-// No rule sends a request that a bad driver could turn into damage outside its own
-// storage. Target and staging paths lie below [Config.Dir]. Hostile volume IDs are
+// No rule is meant to let a bad driver do damage outside its own storage. Target and staging paths lie below [Config.Dir]. Hostile volume IDs are
 // either paths that lead to a canary (files in a directory below Config.Dir that nothing
 // else uses), shell fragments that create a file beside the canary, or names that exist
 // nowhere. A canary that is removed, changed, mounted on, or returned in an answer is a
@@ -43,7 +42,9 @@
 //
 // Within its own storage a driver may do anything: a request without a required ID, which
 // the specification wants refused, may delete the whole pool of a driver that does not
-// check. A driver that runs in another root file system, such as a container, must see
+// check. Two risks remain: rules that check data write to what the driver has published,
+// whichever device that is, and a driver that takes an ID apart and uses one component of
+// a path as a name gets "..". A driver that runs in another root file system, such as a container, must see
 // Config.Dir under the same path.
 //
 // # Concurrency, privileges, kernel

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A ledger remembers what the calls of a case may have made, so that it can be
+// A ledger remembers what the calls of a rule may have created, so that it can be
 // undone in kubelet's order, whatever the rule did. A call counts as done unless
 // its code promises that nothing was.
 type ledger struct {

@@ -26,7 +26,7 @@ type LoadReport struct {
 	RPCs     []RPCTimes    // in the order of a volume's life
 }
 
-// RPCTimes are those of one RPC. A call that was repeated counts every time.
+// RPCTimes are those of one RPC. A call that was retried counts every time.
 type RPCTimes struct {
 	Method             string
 	Calls, Errors      int

@@ -269,7 +269,7 @@ func naiveMain() {
 			for i, kind := range naiveKinds {
 				if i < 2 || i == depth || i == depth+10 { // the others differ from the first two, but not by depth
 					all = append(all, naiveRun(kind, depth, func(endpoint string) (*Report, error) {
-						return naiveCheck(endpoint, "hostile.")
+						return naiveCheck(endpoint, "hostile.ids", "hostile.paths")
 					}))
 				}
 			}

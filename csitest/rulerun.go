@@ -30,7 +30,7 @@ type ruleRun struct {
 	run    *run
 	ctx    context.Context
 	ledger *ledger
-	n      int // of the case in the run
+	n      int // of the ruleRun in the run
 	names  int
 	lost   atomic.Bool // a call could not connect, or got no answer
 	// planted goes into every request that has a field for secrets, under plantedKey.

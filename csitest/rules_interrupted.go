@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// An attempt is one call of an RPC, and what it has made.
+// An attempt is one call of an RPC; it returns the ID of what was created.
 type attempt func(context.Context) (call *Call, made string)
 
 func attemptOf[Req, Resp any](c *ruleRun, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, made func(*Resp) string) attempt {

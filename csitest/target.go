@@ -16,19 +16,19 @@ type Target struct {
 	ControllerEndpoint string
 	// Start returns the command that runs the driver. It is called for every start,
 	// and its output is read, unless Stdout and Stderr are set; the process is
-	// killed with -9 by some rules and started again. Nil if the driver runs already.
+	// killed with -9 by some rules and started again. Nil if the driver is already running.
 	Start func() *exec.Cmd
 	// StartController returns the command that runs the controller plugin, for a
 	// target with a ControllerEndpoint whose processes are both started here.
 	StartController func() *exec.Cmd
-	// Restart kills a driver that runs already with -9 and starts it again. It need
+	// Restart kills a driver that is already running with -9 and starts it again. It need
 	// not wait until the driver is ready.
 	Restart func(context.Context) error
-	// Log is the file to which a driver that runs already writes its log.
+	// Log is the file to which a driver that is already running writes its log.
 	Log string
 	// SecondNode is the ID of another node that exists for the driver.
 	SecondNode string
-	// SecondTopology are the segments of a place, other than the node's, where
+	// SecondTopology are the segments of a topology other than the node's, where
 	// volumes can be created.
 	SecondTopology map[string]string
 }
@@ -38,7 +38,7 @@ type Config struct {
 	// Rules selects rules, as for func Rules. Empty: all.
 	Rules []string
 	// Prefix begins every name that is sent to the driver. Default: csicheck- and
-	// something random.
+	// random letters.
 	Prefix string
 	// Dir is where a directory for the staging and target paths and for the canaries is
 	// created. The driver must see it under the same path. Default: the directory for
@@ -80,6 +80,6 @@ type Progress struct {
 	Done, Total int
 	Rule        Rule
 	Result      *Result // nil when the rule begins
-	Calls       int     // made so far
+	Calls       int     // so far
 	Elapsed     time.Duration
 }

@@ -34,7 +34,7 @@ type TortureProgress struct {
 	Elapsed     time.Duration
 	Kills       int
 	Calls       int
-	Interrupted int // calls whose outcome was not known, and that were repeated
+	Interrupted int // calls whose outcome was unknown, and that were retried
 	Lives       int // volumes that were created and deleted
 	Checks      int // times that the data of a volume was compared
 	Audits      int // times that all lists were compared with what must be there
@@ -46,11 +46,11 @@ type TortureProgress struct {
 // read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
 // both. It demands that
 //
-//   - a call whose outcome is not known can be repeated, by a CO that insists, and
-//     then has a code that the specification allows;
+//   - a call whose outcome is unknown can be retried until it has an outcome, with a
+//     code that the specification allows;
 //   - what was acknowledged exists, once: volumes with their size and their nodes,
 //     snapshots, groups; what was deleted stays away;
-//   - data that was made durable is read again, and what was made of a volume holds
+//   - data that was made durable is read again, and what was created from a volume holds
 //     what the volume held at one point in time during the call, the same for all of a group;
 //   - in the end everything can be read and deleted, and no mount, device or
 //     descriptor is left.
