@@ -86,7 +86,7 @@ func TestListenerMakesDeletedSocketAnew(t *testing.T) {
 			if exists(path) {
 				t.Error("the new file was left behind")
 			}
-			if n := len(book.lines(t, "the socket file was gone and has been made anew")); n != 1 {
+			if n := len(book.lines(t, "socket file was deleted; recreated")); n != 1 {
 				t.Errorf("reported %d times: %s", n, book)
 			}
 		})
@@ -102,7 +102,7 @@ func TestListenerWaitsForItsPlace(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path+"2", []byte("precious"), 0o600), os.Rename(path+"2", path)); err != nil {
 		t.Fatal(err)
 	}
-	const gone = "the socket file is gone and cannot be made anew yet: nobody can connect"
+	const gone = "socket file was deleted and cannot be recreated yet: clients cannot connect"
 	until(func() bool { return strings.Contains(book.String(), gone) })
 	if b, err := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("the file holds %q (%v)", b, err)

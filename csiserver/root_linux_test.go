@@ -130,7 +130,7 @@ func TestListenOnAFileSystemThatHangs(t *testing.T) {
 	if l, err := csiserver.Listen("unix://"+path, csiserver.WithListenTimeout(50*time.Millisecond)); err == nil {
 		l.Close()
 		t.Fatal("listens on a frozen file system")
-	} else if !strings.Contains(err.Error(), "has not answered for 50ms") {
+	} else if !strings.Contains(err.Error(), "has not responded for 50ms") {
 		t.Error(err)
 	}
 	thaw()
@@ -153,7 +153,7 @@ func TestServeEndsWithSocketStuckInTheKernel(t *testing.T) {
 	p := start(t, newServer(t), listen(t, path))
 	p.probe()
 	freeze()
-	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "socket left in place: its file system does not answer") {
+	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "socket left in place: its file system does not respond") {
 		t.Errorf("Serve: %v", err)
 	}
 	if c, err := net.Dial("unix", path); !errors.Is(err, unix.ECONNREFUSED) {
