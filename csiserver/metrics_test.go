@@ -175,7 +175,7 @@ func TestMetricsOfUnknownMethods(t *testing.T) {
 
 func TestMetricsRefused(t *testing.T) {
 	_, err := csiserver.New(info, csiserver.WithMeterProvider(&ledger{refuse: errors.New("no more instruments")}))
-	if err == nil || !strings.Contains(err.Error(), "make instruments: no more instruments") {
+	if err == nil || !strings.Contains(err.Error(), "create instruments: no more instruments") {
 		t.Error(err)
 	}
 }
