@@ -45,14 +45,15 @@ func checkTable(checks []check) table {
 	return t
 }
 
-// DebugTable makes a section of what snapshot returns: a row for each element, with a
-// column for each exported field, so that this is enough:
+// DebugTable adds a table to the debug page, with a row for each element that snapshot
+// returns and a column for each exported field, so that this is enough:
 //
 //	server.Health(csiserver.DebugTable("locks", locks.Snapshot), csiserver.DebugTable("stuck", group.Snapshot))
 //
-// The fields of nested structs become columns unless they are a [fmt.Stringer]; a [time.Time] is
-// shown as its age. A nil error and a zero time are left empty.
-// snapshot is called for each page and has to return immediately, from memory.
+// The fields of nested structs become columns too, unless the struct is a
+// [fmt.Stringer]; a [time.Time] is shown as its age. A nil error and a zero time are
+// left empty. snapshot is called for each page and has to return immediately, from
+// memory.
 func DebugTable[T any](name string, snapshot func() []T) HealthSection {
 	return HealthSection{name: name, rows: func() table {
 		now := time.Now()

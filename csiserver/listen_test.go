@@ -183,7 +183,7 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 func TestListenReplacesSilentSocket(t *testing.T) {
 	path := dir(t) + "/csi.sock"
 	// Connections succeed, as with a process that was killed while a thread of
-	// it hangs in the kernel, but nobody answers.
+	// it hangs in the kernel, but nothing answers.
 	silent, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +264,7 @@ func TestListenRefusesOtherServers(t *testing.T) {
 		{"plugin that is not ready", func(l net.Listener) { starting.Serve(l) }, "no CSI plugin, or does not return its name (GetPluginInfo: rpc error: code = Unavailable desc = still starting"},
 		{"HTTP", func(l net.Listener) { web.Serve(l) }, "no CSI plugin, or does not return its name (GetPluginInfo: "},
 		{"hangs up", func(l net.Listener) { hangUp(l, 1024) }, "a process that closes the connection"},
-		// Bytes that nobody read turn the close into a reset.
+		// Unread bytes turn the close into a reset.
 		{"hangs up unread", func(l net.Listener) { hangUp(l, 1) }, "a process that closes the connection"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

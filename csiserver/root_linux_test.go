@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// freezable mounts a file system. After freeze, whoever writes to it waits in the
+// freezable mounts a file system. After freeze, a process that writes to it waits in the
 // kernel, where no signal reaches, until thaw or the end of the test.
 func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 	t.Helper()
@@ -122,7 +122,7 @@ func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
 }
 
 // A start on a file system that hangs fails with a reason, and leaves no socket
-// behind that nobody serves.
+// behind that no process serves.
 func TestListenOnAFileSystemThatHangs(t *testing.T) {
 	dir, freeze, thaw := freezable(t)
 	path := dir + "/csi.sock"
