@@ -36,7 +36,7 @@ func typicalPublish() *csi.NodePublishVolumeRequest {
 
 var publishInfo = &grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodePublishVolume"}
 
-// BenchmarkInterceptors measures what the layers cost by themselves, without transport,
+// BenchmarkInterceptors measures the cost of the interceptors without transport,
 // in proportion to a proto.Marshal of the request (vs-marshal).
 func BenchmarkInterceptors(b *testing.B) {
 	req := typicalPublish()
@@ -51,8 +51,8 @@ func BenchmarkInterceptors(b *testing.B) {
 	var lock csiserver.Interceptor = volumelock.Interceptor(new(volumelock.Table))
 	off := []csiserver.InterceptorOption{csiserver.WithRequestValidation(csiserver.ValidationOff), csiserver.WithResponseValidation(csiserver.ValidationOff)}
 	for _, bb := range []struct {
-		name   string
-		layers []csiserver.Interceptor
+		name  string
+		stack []csiserver.Interceptor
 	}{
 		{"ids", []csiserver.Interceptor{csiserver.RequestIDs()}},
 		{"log-off", []csiserver.Interceptor{csiserver.Logging(quiet)}},
@@ -71,7 +71,7 @@ func BenchmarkInterceptors(b *testing.B) {
 		{"all+log-json", server(discard, csiserver.Validation(quiet))},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			call := csiserver.Chain(bb.layers)
+			call := csiserver.Chain(bb.stack)
 			ctx := b.Context()
 			// By turns, as other work on the machine comes and goes.
 			const batch = 64

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A call is what the layers know of one RPC, and the context that the layers
-// further in and the handler run with: so one allocation serves them all.
+// A call is the state that the interceptors keep of one RPC, and the context of the
+// interceptors further in and of the handler: so one allocation serves them all.
 type call struct {
 	context.Context
 
@@ -30,7 +30,7 @@ type call struct {
 
 type callKey struct{}
 
-// Value finds the call itself, and everything that the context around it holds.
+// Value returns the call itself, and otherwise the values of the outer context.
 func (c *call) Value(key any) any {
 	if _, ok := key.(callKey); ok {
 		return c
@@ -44,7 +44,7 @@ func callOf(ctx context.Context) *call {
 }
 
 // enter returns the call of ctx, and a context that carries it. The outermost
-// layer makes the call, whichever layer that is in the server of a vendor.
+// interceptor in use creates the call.
 func enter(ctx context.Context) (context.Context, *call) {
 	if c := callOf(ctx); c != nil {
 		return ctx, c
@@ -66,25 +66,25 @@ func (c *call) requestID() string {
 	return c.idPrefix + strconv.FormatUint(c.id, 10)
 }
 
-// calls lists the calls under way, so that a stop can name those it cut, a page
-// can show them, and one that takes long is reported before it ends.
+// calls lists the calls in flight, so that a stop can name those it aborts, the debug
+// page can show them, and a slow one is reported before it ends.
 type calls struct {
 	slow     time.Duration // after which a call is reported; 0: never
 	report   func(inFlightCall)
 	mu       sync.Mutex
 	oldest   *call // the list is in the order of starts
 	youngest *call
-	idle     chan struct{} // closed when the last call ends; nil if nobody waits
+	idle     chan struct{} // closed when the last call ends; nil without a waiter
 
 	// One timer serves all calls: they become slow in the order of the list. It
-	// is not stopped when calls end in time, so that a busy server sets it once
-	// in a while, and an idle one never.
+	// is not stopped when calls end in time, so that a busy server rarely sets it,
+	// and an idle one never.
 	timer  *time.Timer
 	armed  bool
 	unslow *call // the oldest that has not been reported
 }
 
-// inFlightCall is a call with its request as it was when the list was asked.
+// inFlightCall is a call with its request at the time the list was read.
 type inFlightCall struct {
 	*call
 	request any
@@ -191,7 +191,7 @@ func (l *calls) whenIdle() <-chan struct{} {
 	return l.idle
 }
 
-// running returns the calls under way, oldest first.
+// running returns the calls in flight, oldest first.
 func (l *calls) running() (all []inFlightCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -22,10 +22,10 @@ type HealthSection struct {
 	check func(context.Context) error
 }
 
-// ReadyCheck adds a check to /readyz, which answers 503 with name and error for as
-// long as check returns one. The debug page lists it among "ready". /healthz takes no
-// notice. check is called for each probe and each page, at any time and several times
-// at once, and has to answer from memory.
+// ReadyCheck adds a check to /readyz, which returns 503 with name and error as
+// long as check returns an error. The debug page lists it under "ready". /healthz
+// ignores it. check is called for each probe and each page, concurrently, and has to
+// return immediately, from memory.
 //
 //	server.Health(csiserver.ReadyCheck("registration", registrar.Check))
 func ReadyCheck(name string, check func(context.Context) error) HealthSection {
@@ -45,14 +45,15 @@ func checkTable(checks []check) table {
 	return t
 }
 
-// DebugTable makes a section of what snapshot returns: a row for each element, with a
-// column for each exported field, so that this is enough:
+// DebugTable adds a table to the debug page, with a row for each element that snapshot
+// returns and a column for each exported field, so that this is enough:
 //
 //	server.Health(csiserver.DebugTable("locks", locks.Snapshot), csiserver.DebugTable("stuck", group.Snapshot))
 //
-// Structs within are taken apart unless they are a [fmt.Stringer]; a [time.Time] is
-// shown as its age. An error that is nil, and a time that is zero, are left out.
-// snapshot is called for each page and has to answer from memory.
+// The fields of nested structs become columns too, unless the struct is a
+// [fmt.Stringer]; a [time.Time] is shown as its age. A nil error and a zero time are
+// left empty. snapshot is called for each page and has to return immediately, from
+// memory.
 func DebugTable[T any](name string, snapshot func() []T) HealthSection {
 	return HealthSection{name: name, rows: func() table {
 		now := time.Now()
@@ -88,7 +89,7 @@ func (s *Server) debugHandler(sections []HealthSection) http.Handler {
 	})
 }
 
-// callTable lists the calls under way, oldest first.
+// callTable lists the calls in flight, oldest first.
 func (s *Server) callTable() table {
 	t := table{columns: []string{"rpc", "age", "caller", "request_id", "about"}}
 	for _, u := range s.log.calls.running() {
@@ -101,7 +102,7 @@ func (s *Server) callTable() table {
 	return t
 }
 
-// caller tells whether anybody still waits for a call, and for how long.
+// caller describes whether the caller still waits for a call, and for how long.
 func caller(ctx context.Context) string {
 	if ctx.Err() != nil {
 		return "gone"
@@ -117,7 +118,7 @@ type table struct {
 	rows    [][]string
 }
 
-// print writes the table for people; without rows it writes nothing.
+// print writes the table as text; without rows it writes nothing.
 func (t table) print(w io.Writer) {
 	if len(t.rows) == 0 {
 		return
@@ -136,7 +137,7 @@ func (t table) print(w io.Writer) {
 	tw.Flush()
 }
 
-// printable quotes what would break the table, or the terminal of the reader.
+// printable quotes control characters, which would break the table or the terminal.
 func printable(s string) string {
 	if strings.ContainsFunc(s, unicode.IsControl) {
 		return strconv.Quote(s)
@@ -160,20 +161,20 @@ var (
 	stringerType = reflect.TypeFor[fmt.Stringer]()
 )
 
-// apart tells whether values of t get a column for each field.
-func apart(t reflect.Type) bool {
+// expanded reports whether values of t have a column for each field.
+func expanded(t reflect.Type) bool {
 	return t.Kind() == reflect.Struct && t != timeType && !t.Implements(stringerType)
 }
 
 func columnsOf(t reflect.Type) (names []string) {
-	if !apart(t) {
+	if !expanded(t) {
 		return []string{"value"}
 	}
 	for i := range t.NumField() {
 		f := t.Field(i)
 		switch {
 		case !f.IsExported():
-		case apart(f.Type):
+		case expanded(f.Type):
 			names = append(names, columnsOf(f.Type)...)
 		default:
 			names = append(names, snake(f.Name))
@@ -183,7 +184,7 @@ func columnsOf(t reflect.Type) (names []string) {
 }
 
 func cellsOf(cells []string, v reflect.Value, now time.Time) []string {
-	if apart(v.Type()) {
+	if expanded(v.Type()) {
 		for i := range v.NumField() {
 			if v.Type().Field(i).IsExported() {
 				cells = cellsOf(cells, v.Field(i), now)
@@ -204,7 +205,7 @@ func cellsOf(cells []string, v reflect.Value, now time.Time) []string {
 	}
 }
 
-// age leaves out what nobody reads at night.
+// age rounds a duration for reading.
 func age(d time.Duration) string {
 	switch {
 	case d > time.Minute:
@@ -215,7 +216,7 @@ func age(d time.Duration) string {
 	return d.Round(time.Millisecond).String()
 }
 
-// snake spells the name of a field as the log does: RequestID is request_id.
+// snake returns the name of a field in the form of log keys: RequestID is request_id.
 func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {

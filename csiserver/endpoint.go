@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// sunPathMax is the longest path that fits into a socket address with its
+// sunPathMax is the longest path that fits into a socket address with the
 // terminating zero: 107 bytes on Linux.
 const sunPathMax = len(syscall.RawSockaddrUnix{}.Path) - 1
 
@@ -19,7 +19,7 @@ const sunPathMax = len(syscall.RawSockaddrUnix{}.Path) - 1
 func parseEndpoint(endpoint string) (network, address string, err error) {
 	switch {
 	case endpoint == "":
-		return "", "", errors.New("the endpoint is empty: give one such as unix:///csi/csi.sock")
+		return "", "", errors.New("the endpoint is empty: set one such as unix:///csi/csi.sock")
 	case strings.HasPrefix(endpoint, "tcp://"):
 		return parseTCP(strings.TrimPrefix(endpoint, "tcp://"))
 	case strings.HasPrefix(endpoint, "unix://"):
@@ -37,7 +37,7 @@ func parseEndpoint(endpoint string) (network, address string, err error) {
 
 func parseUnix(path string) (network, address string, err error) {
 	if !filepath.IsAbs(path) {
-		return "", "", errors.New("not an endpoint: give unix:///path/csi.sock or an absolute path")
+		return "", "", errors.New("not an endpoint: use unix:///path/csi.sock or an absolute path")
 	}
 	// Cleaning would change where the path leads: ".." behind a symbolic link.
 	switch filepath.Base(path[len(socketDir(path)):]) {
@@ -59,8 +59,8 @@ func socketDir(path string) string {
 	return dir
 }
 
-// parseTCP admits the loopback only: CSI has no authentication, and whoever
-// reaches the endpoint mounts file systems on this node.
+// parseTCP accepts only the loopback: CSI has no authentication, and any client of the
+// endpoint can mount file systems on this node.
 func parseTCP(hostport string) (network, address string, err error) {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {

@@ -3,7 +3,7 @@ package csiserver
 // Error is the error of this package's functions. Errors of calls are gRPC
 // statuses instead.
 type Error struct {
-	// Op is what failed: "listen", "close", "new" or "serve".
+	// Op is what failed: "listen", "accept", "close", "new" or "serve".
 	Op string
 	// Object is the endpoint or the name of the plugin.
 	Object string

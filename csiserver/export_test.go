@@ -29,10 +29,10 @@ func WithFileInterval(d time.Duration) ListenOption {
 // SunPathMax is the limit that Listen applies.
 const SunPathMax = sunPathMax
 
-// Chain is how a Server puts its layers together.
-func Chain(layers []Interceptor) grpc.UnaryServerInterceptor {
+// Chain is how a Server chains its interceptors.
+func Chain(interceptors []Interceptor) grpc.UnaryServerInterceptor {
 	var unary []grpc.UnaryServerInterceptor
-	for _, l := range layers {
+	for _, l := range interceptors {
 		unary = append(unary, l.Unary)
 	}
 	return chain(unary)

@@ -14,29 +14,28 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// healthTimeout is how long a probe may take. Kubernetes asks for less by default
-// (a second), which ends the request and with it the probe.
+// healthTimeout is how long a probe may take. The default timeout of Kubernetes is
+// shorter (a second), and ends the request and with it the probe.
 const healthTimeout = 3 * time.Second
 
-// Health tells how the plugin is doing, in the place of the livenessprobe sidecar:
+// Health returns a handler for health pages, which replace the livenessprobe sidecar:
 //
 //   - /healthz connects to the plugin's own socket, as any client does, and calls
-//     Probe: 200 if that says ready, else 500 with the reason. As with
+//     Probe: 200 if the plugin is ready, else 500 with the reason. As with
 //     livenessprobe, "not ready" is 500 too: give a plugin that starts slowly a
 //     startupProbe.
-//   - /readyz is the same with the checks that sections add, and 503 instead of 500:
-//     each that fails has a line.
-//   - /debug shows what is going on, for people: the calls under way, and what
-//     sections add. ?format=json, or a client that accepts application/json, gets
-//     the same as JSON.
+//   - /readyz is the same with the checks that sections add, and 503 instead of 500;
+//     each check that fails has a line.
+//   - /debug shows the calls in flight, and what sections add, as text; as JSON with
+//     ?format=json or for a client that accepts application/json.
 //
-// Only what a restart mends belongs into /healthz: kubelet kills the plugin for it,
-// and with a driver in user space its mounts. A node plugin that kubelet has not
-// registered is healthy and not ready. In a DaemonSet not being ready stops a rolling
-// update, and nothing else.
+// Only problems that a restart repairs belong in /healthz: kubelet kills the plugin for
+// them, and with a driver in user space its mounts. A node plugin that kubelet has not
+// registered is healthy and not ready. In a DaemonSet, an unready pod only stops a
+// rolling update.
 //
-// Nothing here waits for a volume, a lock or another call. /debug shows volume IDs
-// and paths, but nothing else of requests; serve it to those who may read the log.
+// No page waits for a volume, a lock or another call. /debug shows volume IDs
+// and paths, but nothing else of requests; restrict it to readers of the log.
 // Before Serve and after it the plugin is neither healthy nor ready.
 func (s *Server) Health(sections ...HealthSection) http.Handler {
 	mux := http.NewServeMux()
@@ -87,8 +86,8 @@ func (s *Server) probeHandler(failed int, checks []check) http.Handler {
 	})
 }
 
-// probe asks the plugin over its own socket. Each time it connects anew, or a
-// socket file that is gone would not be noticed.
+// probe calls Probe over the plugin's own socket, each time on a new connection, to
+// detect that the socket file was deleted.
 func (s *Server) probe(ctx context.Context) error {
 	a := s.addr.Load()
 	if a == nil {
@@ -109,7 +108,7 @@ func (s *Server) probe(ctx context.Context) error {
 	return nil
 }
 
-// dialAddr makes a client of the plugin at a, which connects when it is used.
+// dialAddr returns a client of the plugin at a, which connects when it is used.
 func dialAddr(a net.Addr) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///csi",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

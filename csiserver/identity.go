@@ -13,12 +13,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Info says what a plugin is.
+// Info identifies a plugin.
 type Info struct {
 	// Name is a domain name such as csi.example.com, up to 63 bytes of letters,
 	// digits, '-' and '.'.
 	Name string
-	// VendorVersion is any text up to 128 bytes.
+	// VendorVersion is required: any text up to 128 bytes.
 	VendorVersion string
 	// Manifest is optional, up to 4 KiB of keys and values.
 	Manifest map[string]string
@@ -125,7 +125,7 @@ func (c *config) capabilities(ctx context.Context, info Info) (csispec.Capabilit
 	return caps, nil
 }
 
-// askIdentity takes the plugin's capabilities from an Identity service of the
+// askIdentity reads the plugin's capabilities from an Identity service of the
 // driver.
 func (c *config) askIdentity(ctx context.Context, info Info, caps *csispec.Capabilities) error {
 	if len(c.services) > 0 || len(c.expansion) > 0 || c.ready != nil {

@@ -10,17 +10,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// An Interceptor is one layer around every call, for unary and for streaming
-// ones. Hand both functions to grpc.ChainUnaryInterceptor and
-// grpc.ChainStreamInterceptor.
+// An Interceptor wraps every call, unary and streaming. Pass it to [WithInterceptors],
+// or its functions to grpc.ChainUnaryInterceptor and grpc.ChainStreamInterceptor.
 type Interceptor struct {
 	Unary  grpc.UnaryServerInterceptor
 	Stream grpc.StreamServerInterceptor
 }
 
-// A InterceptorOption changes what a layer does. [New] takes it for the layers of a
-// [Server], and the function that makes a layer takes it for that one, which
-// passes over what does not concern it.
+// An InterceptorOption configures the interceptors of this package: those of a [Server]
+// if passed to [New], else the one to whose constructor it is passed. An interceptor
+// ignores options that do not concern it.
 type InterceptorOption interface {
 	Option
 	applyInterceptor(*interceptorConfig)
@@ -57,8 +56,8 @@ func WithRedactedKeys(keys ...string) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) { c.redactKeys = append(c.redactKeys, keys...) })
 }
 
-// stream is a ServerStream with another context, and with an eye on what goes
-// in and out. A nil function looks at nothing.
+// stream is a ServerStream with another context and with hooks for the messages
+// received and sent, which may be nil.
 type stream struct {
 	grpc.ServerStream
 	ctx    context.Context
@@ -84,8 +83,8 @@ func (s *stream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
-// firstMessage remembers the request of a streaming call. It is written by
-// whoever receives and read by whoever judges the outcome.
+// firstMessage holds the request of a streaming call. It is written by the goroutine
+// that receives and read by the one that handles the result.
 type firstMessage struct{ m atomic.Pointer[any] }
 
 func (f *firstMessage) set(m any) bool { return f.m.CompareAndSwap(nil, &m) }

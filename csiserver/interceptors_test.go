@@ -124,8 +124,8 @@ type pathError struct{ path string }
 
 func (e *pathError) Error() string { return e.path + " is busy" }
 
-// Whoever asks such an error what it says panics, and that is the layers and gRPC
-// itself, where no handler is to blame and the process ends.
+// The Error method of such an error panics. The interceptors call it, and gRPC itself,
+// where no recovery protects the process.
 func TestErrorThatPanics(t *testing.T) {
 	book := &logBook{}
 	p := serve(t, csiserver.WithLogger(book.logger(slog.LevelInfo)), csiserver.WithNode(&node{
@@ -153,11 +153,11 @@ func TestErrorThatPanics(t *testing.T) {
 // it did not succeed is the least that the log can tell.
 func TestGoexit(t *testing.T) {
 	book := &logBook{}
-	layer := csiserver.Recovery(book.logger(slog.LevelInfo))
+	interceptor := csiserver.Recovery(book.logger(slog.LevelInfo))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		layer.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) {
+		interceptor.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) {
 			runtime.Goexit()
 			return nil, nil
 		})
@@ -170,13 +170,13 @@ func TestGoexit(t *testing.T) {
 	}
 }
 
-// Whoever panics with the request prints it.
+// The value of a panic is printed, even if it is the request.
 func TestPanicWithTheRequest(t *testing.T) {
 	book := &logBook{}
-	layer := csiserver.Recovery(book.logger(slog.LevelInfo))
+	interceptor := csiserver.Recovery(book.logger(slog.LevelInfo))
 	req := publishRequest()
 	req.Secrets = map[string]string{"pin": "123"} // too short to be looked for in a text
-	_, err := layer.Unary(t.Context(), req, publishInfo, func(_ context.Context, r any) (any, error) { panic(r) })
+	_, err := interceptor.Unary(t.Context(), req, publishInfo, func(_ context.Context, r any) (any, error) { panic(r) })
 	if err == nil || strings.Contains(book.String(), "123") || !strings.Contains(book.String(), "***stripped***") {
 		t.Errorf("%v: %s", err, book)
 	}
@@ -221,9 +221,9 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// What no message of a stream shows alone is judged as the messages are sent, and
-// told once, however many follow.
-func TestStreamIsJudged(t *testing.T) {
+// What no single message of a stream shows is validated as messages are sent, and
+// logged once, however many follow.
+func TestStreamIsValidated(t *testing.T) {
 	block := func(offset, size int64) *csi.GetMetadataAllocatedResponse {
 		return &csi.GetMetadataAllocatedResponse{BlockMetadataType: csi.BlockMetadataType_FIXED_LENGTH, VolumeCapacityBytes: 1 << 20,
 			BlockMetadata: []*csi.BlockMetadata{{ByteOffset: offset, SizeBytes: size}}}
@@ -330,7 +330,7 @@ func TestLimits(t *testing.T) {
 			},
 			publish: func(ctx context.Context, _ *csi.NodePublishVolumeRequest) error {
 				if _, ok := ctx.Deadline(); ok {
-					t.Error("a deadline that nobody set")
+					t.Error("a deadline without a limit")
 				}
 				return nil
 			},

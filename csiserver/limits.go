@@ -17,21 +17,20 @@ import (
 
 // Limit bounds the calls of one method.
 type Limit struct {
-	// Timeout ends the context of the handler; 0 leaves the caller's deadline
-	// alone, which holds in any case if it is earlier. A handler that ignores its
-	// context is not interrupted.
+	// Timeout bounds the context of the handler; with 0, or if it is earlier, the
+	// caller's deadline applies. A handler that ignores its context is not interrupted.
 	Timeout time.Duration
-	// InFlight is how many calls may run at once; 0 is any number. Each method
-	// counts by itself, so calls that change something never keep out those that
-	// only ask, and least of all Probe, for which this is refused.
+	// InFlight is how many calls may run concurrently; 0 is any number. Each method is
+	// counted separately, so calls that change something never block read-only ones.
+	// [Limits] refuses it for Probe.
 	InFlight int
 }
 
 // Limits bounds calls by the names of their methods, as in NodeStageVolume. Calls
-// above a limit are refused at once with UNAVAILABLE: every caller in Kubernetes
+// above a limit fail immediately with UNAVAILABLE: every caller in Kubernetes
 // retries it without taking it for a result. (RESOURCE_EXHAUSTED would move a pod to
-// another node, and ABORTED tell of a call for the same volume.) The error says
-// which limit makes no sense.
+// another node, and ABORTED indicate a call for the same volume.) The error names
+// each limit that is invalid.
 func Limits(limits map[string]Limit) (Interceptor, error) {
 	methods := methodsOfCSI()
 	gates := make(map[string]*limitGate, len(limits))
@@ -71,7 +70,7 @@ func Limits(limits map[string]Limit) (Interceptor, error) {
 	}, nil
 }
 
-// limitGate counts the calls of one method. A nil one lets everything pass.
+// limitGate counts the calls of one method. A nil one has no limit.
 type limitGate struct {
 	Limit
 	running atomic.Int64
@@ -95,8 +94,7 @@ func (g *limitGate) enter(ctx context.Context) (_ context.Context, leave func(),
 	}, nil
 }
 
-// methodsOfCSI maps the names of all methods, of which CSI names no two alike, to
-// the full ones.
+// methodsOfCSI maps the names of all methods, which are unique in CSI, to the full ones.
 func methodsOfCSI() map[string]string {
 	all := map[string]string{}
 	for _, s := range []grpc.ServiceDesc{

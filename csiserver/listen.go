@@ -12,76 +12,76 @@ import (
 )
 
 const (
-	// answerTimeout is how long whoever holds the socket has to let a connection
-	// in, to send a first byte, and to give its name. A successful connect proves
-	// nothing: the kernel accepts connections for a killed process as long as one
-	// of its threads hangs in a system call.
+	// answerTimeout bounds, one by one, how long the process behind a socket may take
+	// to accept a connection, to send a first byte, and to return its name. A successful
+	// connect proves nothing: the kernel accepts connections for a killed process as
+	// long as one of its threads hangs in a system call.
 	answerTimeout = 2 * time.Second
 	// lockTimeout bounds the wait for another process that is starting or
-	// stopping on the same socket. A start that finds the socket dead takes
-	// answerTimeout, one that takes longer has found it alive.
+	// stopping on the same socket. A start that finds the socket stale takes
+	// answerTimeout, one that takes longer has found it served.
 	lockTimeout = 5 * time.Second
 	// closeTimeout is lockTimeout for Close. Serve closes its listener before
 	// anything else, and promises to return within unwindTimeout of the drain
-	// timeout: if that is zero, the calls it cuts still get the other half.
+	// timeout: if that is zero, aborted calls still get the other half.
 	closeTimeout = unwindTimeout / 2
 	// unlinkTimeout bounds all of the removal, which takes closeTimeout only when it
 	// has to wait for the lock.
 	unlinkTimeout = closeTimeout + 100*time.Millisecond
-	// listenTimeout bounds Listen where the file system hangs. All else that it waits
-	// for has bounds of its own, 23 seconds together.
+	// listenTimeout bounds Listen if the file system hangs. Everything else that it
+	// waits for has timeouts of its own, 23 seconds in total.
 	listenTimeout = 30 * time.Second
 	// fileCheckInterval is how long a deleted socket file stays unnoticed at most. A
-	// look costs a microsecond, and kubelet tries for minutes.
+	// check costs a microsecond, and kubelet retries for minutes.
 	fileCheckInterval = 5 * time.Second
 )
 
-// A ListenOption changes how [Listen] makes its socket.
+// A ListenOption changes how [Listen] creates its socket.
 type ListenOption interface{ applyListen(*listenConfig) }
 
 type listenConfig struct {
 	mode              fs.FileMode
-	group             int // of the file; -1: as the system decides
+	group             int // of the file; -1: the default of the system
 	answerTimeout     time.Duration
 	lockTimeout       time.Duration
 	listenTimeout     time.Duration
 	fileCheckInterval time.Duration
-	logger            *slog.Logger // nil until Serve gives its own
+	logger            *slog.Logger // nil until Serve sets its own
 }
 
 type listenOption func(*listenConfig)
 
 func (o listenOption) applyListen(c *listenConfig) { o(c) }
 
-// WithSocketMode sets the permission bits of the socket file, 0600 unless given.
-// Connecting takes write permission.
+// WithSocketMode sets the permission bits of the socket file; the default is 0600.
+// Connecting requires write permission.
 func WithSocketMode(mode fs.FileMode) ListenOption {
 	return listenOption(func(c *listenConfig) { c.mode = mode })
 }
 
-// WithSocketGroup gives the socket file to a group, by number: the process has to
-// belong to it or may chown. Until the file has its group, it is open to the owner
-// alone.
+// WithSocketGroup sets the group of the socket file, by number: the process has to
+// be a member of it or have CAP_CHOWN. Until the file has its group, only the owner can
+// connect.
 func WithSocketGroup(gid int) ListenOption {
 	return listenOption(func(c *listenConfig) { c.group = gid })
 }
 
-// WithListenLogger sets where trouble with the socket file is reported. The default
+// WithListenLogger sets the logger for problems with the socket file. The default
 // is the logger of the [Server] that serves on the [Listener].
 func WithListenLogger(l *slog.Logger) ListenOption {
 	return listenOption(func(c *listenConfig) { c.logger = l })
 }
 
-// Listen makes the socket that endpoint names: unix:///path/csi.sock,
+// Listen creates the socket of endpoint: unix:///path/csi.sock,
 // unix:/path/csi.sock, an absolute path, or tcp://127.0.0.1:0 for tests.
 //
-// A socket in the way is replaced only if nobody is behind it: connecting is
-// refused, or not a single byte comes within two seconds. Otherwise Listen
-// fails, removes nothing and names who serves, as far as that can be told. A
-// file that is no socket is never removed. Listen creates nothing else in the
-// directory, which has to exist. It blocks for some seconds at most, for 30 if the file
-// system hangs. Serve at once: whoever starts meanwhile takes the silence for that of
-// a dead process.
+// An existing socket is replaced only if it is stale: the connection is refused, or
+// not a single byte arrives within two seconds. Otherwise Listen fails, removes nothing
+// and names the plugin that serves it, if that says its name. A file that is not a
+// socket is never removed. Listen creates nothing else in the directory, which has to
+// exist. It blocks for some seconds at most, for 30 if the file system hangs. Call
+// [Server.Serve] immediately: until then another process that starts finds the socket
+// silent, and replaces it as stale.
 //
 // The error is an [*Error].
 func Listen(endpoint string, opts ...ListenOption) (*Listener, error) {
@@ -118,13 +118,13 @@ func listen(endpoint string, c listenConfig) (*Listener, error) {
 	return newListener(l), nil
 }
 
-// ListenFile serves on a socket that listens already, such as one that systemd
-// hands over: os.NewFile(3, "csi"). It may be a unix socket or one of the loopback,
-// and its file is the business of whoever made it: Close does not remove it. Like
-// [net.FileListener] it takes a duplicate of f, which the caller still has to
-// close. The error is an [*Error].
+// ListenFile returns a Listener for a socket that listens already, such as one that
+// systemd passes: os.NewFile(3, "csi"). It may be a unix socket or one of the loopback.
+// Its file belongs to the process that created it: Close does not remove it. Like
+// [net.FileListener] it duplicates f, which the caller still has to close. The error
+// is an [*Error].
 func ListenFile(f *os.File) (*Listener, error) {
-	if f == nil { // of os.NewFile, for what cannot be a descriptor
+	if f == nil { // os.NewFile returns that for an invalid descriptor
 		return nil, &Error{Op: "listen", Object: "inherited socket", Err: os.ErrInvalid}
 	}
 	l, err := inherit(f)
@@ -154,23 +154,23 @@ func inherit(f *os.File) (net.Listener, error) {
 	return nil, fmt.Errorf("the socket listens on %s %s: use a unix socket, or for tests the loopback", l.Addr().Network(), l.Addr())
 }
 
-// bindWithTimeout is bindUnix, given up when the file system hangs: no signal ends that, and
-// a start that fails with a reason is worth more than one that says nothing. A socket
-// that comes of it later is taken away again.
+// bindWithTimeout is bindUnix with a timeout for a file system that hangs: no signal
+// interrupts that, and a start that fails with a reason is better than one that is
+// silent. A socket that is created after the timeout is removed again.
 func bindWithTimeout(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	type bound struct {
 		l   net.Listener
 		own fs.FileInfo
 		err error
 	}
-	done, givenUp := make(chan bound), make(chan struct{})
+	done, expired := make(chan bound), make(chan struct{})
 	go func() {
 		l, own, err := bindUnix(path, c)
 		select {
 		case done <- bound{l, own, err}:
-		case <-givenUp:
+		case <-expired:
 			if err == nil {
-				_ = unlinkOwn(path, own) // or the next Listen finds it dead
+				_ = unlinkOwn(path, own) // or the next Listen would find it silent
 				l.Close()
 			}
 		}
@@ -181,17 +181,17 @@ func bindWithTimeout(path string, c listenConfig) (net.Listener, fs.FileInfo, er
 	case b := <-done:
 		return b.l, b.own, b.err
 	case <-hangs.C:
-		close(givenUp)
-		return nil, nil, fmt.Errorf("the file system of %s has not answered for %v", socketDir(path), c.listenTimeout)
+		close(expired)
+		return nil, nil, fmt.Errorf("the file system of %s has not responded for %v", socketDir(path), c.listenTimeout)
 	}
 }
 
-// bindUnix makes the socket at path and returns it with its file.
+// bindUnix creates the socket at path and returns it with its file.
 func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
-	// Two processes that start at once would both find the old socket dead, and
+	// Two processes that start concurrently would both find the old socket stale, and
 	// the slower one would unlink the new socket of the faster one. The lock is
-	// on the directory itself, because the specification lets a plugin create
-	// nothing next to its socket.
+	// on the directory itself, because the specification does not allow a plugin to
+	// create anything else next to its socket.
 	unlock, err := lockDir(socketDir(path), c.lockTimeout)
 	if err != nil {
 		return nil, nil, err
@@ -206,7 +206,7 @@ func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// net would unlink by name, whosever file that is by then.
+	// net would unlink by name, even another process's file.
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
 	own, err := setGroupAndMode(path, c)
 	if err != nil {
@@ -215,8 +215,8 @@ func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	return l, own, nil
 }
 
-// initialMode is the mode that bind creates the file with. Its group is another one
-// then: the kernel does not take it from the socket.
+// initialMode is the mode that bind creates the file with. The file does not have its
+// group yet: the kernel does not take it from the socket.
 func (c listenConfig) initialMode() fs.FileMode {
 	if c.group >= 0 {
 		return c.mode & 0o700
@@ -224,7 +224,7 @@ func (c listenConfig) initialMode() fs.FileMode {
 	return c.mode
 }
 
-// finish gives a new socket file its group and then its mode.
+// setGroupAndMode sets the group of a new socket file and then its mode.
 func setGroupAndMode(path string, c listenConfig) (fs.FileInfo, error) {
 	if c.group >= 0 {
 		if err := os.Lchown(path, -1, c.group); err != nil {
@@ -233,8 +233,8 @@ func setGroupAndMode(path string, c listenConfig) (fs.FileInfo, error) {
 	}
 	own, err := os.Lstat(path)
 	if err == nil && own.Mode().Perm() != c.mode {
-		// Only ever adds: the umask took bits away, they waited for the group, or
-		// the system does not let the mode be set in advance.
+		// This only adds bits: those removed by the umask, those withheld until the
+		// group was set, or all where the system cannot set the mode in advance.
 		err = os.Chmod(path, c.mode)
 	}
 	return own, err

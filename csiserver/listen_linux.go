@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// lockDir takes the lock of a directory, which the kernel gives back when the
+// lockDir takes the lock of a directory, which the kernel releases when the
 // process dies.
 func lockDir(dir string, timeout time.Duration) (unlock func(), err error) {
 	d, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
@@ -30,9 +30,8 @@ func lockDir(dir string, timeout time.Duration) (unlock func(), err error) {
 }
 
 // socketMode sets the mode of a unix socket before bind creates its file: the
-// kernel takes it from the socket's own inode, less the umask. So there is no
-// moment in which the file is open to more users than in the end, and no need to
-// change the umask of the whole process.
+// kernel takes it from the socket's own inode, less the umask. So the file is never
+// more permissive than configured, and the umask of the process need not change.
 func socketMode(mode fs.FileMode) func(network, address string, c syscall.RawConn) error {
 	return func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -43,8 +42,7 @@ func socketMode(mode fs.FileMode) func(network, address string, c syscall.RawCon
 	}
 }
 
-// checkListening saves whoever hands over the wrong descriptor from a server that
-// nobody reaches.
+// checkListening rejects a wrong descriptor: a server on it would be unreachable.
 func checkListening(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {

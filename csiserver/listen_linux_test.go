@@ -204,9 +204,9 @@ func TestListenReplacesDyingSocket(t *testing.T) {
 	l.Close()
 }
 
-// TestClearWayRemovesNothingUnasked takes all descriptors away: then nobody can
+// TestRemoveStaleSocketRemovesNothingUnprobed takes all descriptors away: then nobody can
 // tell who is behind a socket.
-func TestClearWayRemovesNothingUnasked(t *testing.T) {
+func TestRemoveStaleSocketRemovesNothingUnprobed(t *testing.T) {
 	path := t.TempDir() + "/s"
 	l, err := net.Listen("unix", path)
 	if err != nil {

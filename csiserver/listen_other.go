@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// lockDir only finds out whether there is a directory: these systems are for
-// development, where nobody starts two plugins at once.
+// lockDir only checks that the directory exists: these systems are for development,
+// without concurrent starts.
 func lockDir(dir string, _ time.Duration) (unlock func(), err error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, err
@@ -21,5 +21,5 @@ func lockDir(dir string, _ time.Duration) (unlock func(), err error) {
 // socketMode does nothing: the mode cannot be set before bind.
 func socketMode(fs.FileMode) func(network, address string, c syscall.RawConn) error { return nil }
 
-// checkListening leaves the judgement to package net.
+// checkListening leaves the check to package net.
 func checkListening(*os.File) error { return nil }

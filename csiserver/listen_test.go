@@ -142,7 +142,7 @@ func TestListenLeavesOtherFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{file, link, sub} {
-		if _, err := csiserver.Listen(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+		if _, err := csiserver.Listen(path); err == nil || !strings.Contains(err.Error(), "not a socket") {
 			t.Errorf("%s: %v", path, err)
 		}
 		if _, err := os.Lstat(path); err != nil {
@@ -183,7 +183,7 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 func TestListenReplacesSilentSocket(t *testing.T) {
 	path := dir(t) + "/csi.sock"
 	// Connections succeed, as with a process that was killed while a thread of
-	// it hangs in the kernel, but nobody answers.
+	// it hangs in the kernel, but nothing answers.
 	silent, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -260,12 +260,12 @@ func TestListenRefusesOtherServers(t *testing.T) {
 		serve func(net.Listener)
 		text  string
 	}{
-		{"gRPC without CSI", func(l net.Listener) { notCSI.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: rpc error: code = Unimplemented"},
-		{"plugin that is not ready", func(l net.Listener) { starting.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: rpc error: code = Unavailable desc = still starting"},
-		{"HTTP", func(l net.Listener) { web.Serve(l) }, "no CSI plugin, or does not say which (GetPluginInfo: "},
-		{"hangs up", func(l net.Listener) { hangUp(l, 1024) }, "something that hangs up"},
-		// Bytes that nobody read turn the close into a reset.
-		{"hangs up unread", func(l net.Listener) { hangUp(l, 1) }, "something that hangs up"},
+		{"gRPC without CSI", func(l net.Listener) { notCSI.Serve(l) }, "no CSI plugin, or does not return its name (GetPluginInfo: rpc error: code = Unimplemented"},
+		{"plugin that is not ready", func(l net.Listener) { starting.Serve(l) }, "no CSI plugin, or does not return its name (GetPluginInfo: rpc error: code = Unavailable desc = still starting"},
+		{"HTTP", func(l net.Listener) { web.Serve(l) }, "no CSI plugin, or does not return its name (GetPluginInfo: "},
+		{"hangs up", func(l net.Listener) { hangUp(l, 1024) }, "a process that closes the connection"},
+		// Unread bytes turn the close into a reset.
+		{"hangs up unread", func(l net.Listener) { hangUp(l, 1) }, "a process that closes the connection"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			path := dir(t) + "/csi.sock"

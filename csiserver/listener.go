@@ -13,21 +13,21 @@ import (
 )
 
 // A Listener is the socket of a plugin. It is a [net.Listener] for
-// [Server.Serve] or for a grpc.Server. Make one with [Listen] or [ListenFile].
+// [Server.Serve] or for a grpc.Server. Create one with [Listen] or [ListenFile].
 //
-// While somebody waits in Accept, it sees within five seconds that its file is gone
-// (an administrator cleans up, a directory is mounted over it) and makes it anew:
-// nobody finds the plugin without it. When another process serves there by then, it
-// gives way, and Accept fails with an [*Error] that names who it is.
+// While Accept waits, it detects within five seconds that the socket file was deleted
+// (an administrator cleans up, a directory is mounted over it) and recreates it: clients
+// cannot reach the plugin without it. If another process serves at that path by then,
+// Accept fails instead, with an [*Error] that names its plugin.
 type Listener struct {
-	path   string // of the socket file, "" without one to look after
+	path   string // of the socket file, "" if that is not ours
 	config listenConfig
 	close  func() error
 
 	mu         sync.Mutex
 	lis        net.Listener
 	own        fs.FileInfo // the file of lis
-	recreating bool        // own is gone, and Accept is making another one
+	recreating bool        // own was deleted, and Accept is creating another one
 	closed     bool
 	reported   string // last
 }
@@ -36,7 +36,7 @@ func newListener(l net.Listener) *Listener {
 	return &Listener{lis: l, close: sync.OnceValue(l.Close)}
 }
 
-// newUnixListener makes a Listener of lis, whose file at path is own.
+// newUnixListener returns a Listener for lis, whose file at path is own.
 func newUnixListener(lis net.Listener, path string, own fs.FileInfo, c listenConfig) *Listener {
 	l := &Listener{path: path, config: c, lis: lis, own: own}
 	l.close = sync.OnceValue(l.closeUnix)
@@ -52,8 +52,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if !ok || l.path == "" {
 			return lis.Accept()
 		}
-		// Connections prove that the file is there: it is looked after when none
-		// come. If this fails, because lis is closed, so does Accept.
+		// Connections prove that the file exists: it is checked when none arrive. If
+		// this fails, because lis is closed, so does Accept.
 		_ = timed.SetDeadline(time.Now().Add(l.config.fileCheckInterval))
 		conn, err := lis.Accept()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -72,10 +72,10 @@ func (l *Listener) Addr() net.Addr {
 }
 
 // Close stops listening and removes the socket file, unless the file is no
-// longer the one that the Listener made. It waits for half a second at most for
+// longer the one that the Listener created. It waits for half a second at most for
 // another process that is starting in the same directory, or for a file system that
-// hangs; then it leaves the file in place, for the next Listen to replace, and says
-// so. Calling it again changes nothing and returns the same. The error is an [*Error].
+// hangs; then it leaves the file in place, for the next Listen to replace, and returns
+// an error. Close is idempotent and returns the same error again, an [*Error].
 func (l *Listener) Close() error { return l.close() }
 
 func (l *Listener) current() (net.Listener, fs.FileInfo) {
@@ -90,10 +90,10 @@ func (l *Listener) closeUnix() error {
 	lis, own, recreating := l.lis, l.own, l.recreating
 	l.mu.Unlock()
 
-	// The file goes first: while the socket is open the kernel keeps its inode, so
-	// its number cannot have been given to somebody else's file.
+	// The file is removed first: while the socket is open the kernel keeps its inode,
+	// so its number cannot belong to another process's file.
 	var err error
-	if !recreating { // then it has gone, and Accept removes the one it makes
+	if !recreating { // else it was deleted, and Accept removes the one it creates
 		err = unlinkWithTimeout(l.path, own)
 	}
 	if err = errors.Join(err, lis.Close()); err != nil {
@@ -102,17 +102,18 @@ func (l *Listener) closeUnix() error {
 	return nil
 }
 
-// recreateIfMissing makes the socket anew if its file is gone. Its error is final.
+// recreateIfMissing creates the socket again if its file was deleted or replaced. Its
+// error is final.
 func (l *Listener) recreateIfMissing() error {
 	old, own := l.current()
 	if now, err := os.Lstat(l.path); err == nil && os.SameFile(own, now) {
 		return nil
 	}
 	if !l.beginRecreate(old) {
-		return nil // the next Accept tells why
+		return nil // the next Accept returns the reason
 	}
-	// The old socket stays open meanwhile, so that its file is still known by its
-	// number. mu is not held: Close must not wait for a file system or a peer.
+	// The old socket stays open meanwhile, so that its inode number is not reused. mu
+	// is not held: Close must not wait for a file system or a peer.
 	next, own, err := bindUnix(l.path, l.config)
 	if closed := l.endRecreate(next, own); closed {
 		if next != nil {
@@ -122,17 +123,17 @@ func (l *Listener) recreateIfMissing() error {
 	}
 	switch served := (*servedError)(nil); {
 	case errors.As(err, &served):
-		return fmt.Errorf("the socket file was replaced: now served by %s", served.who)
+		return fmt.Errorf("socket file was replaced: now served by %s", served.by)
 	case err != nil:
-		l.report(slog.LevelError, "the socket file is gone and cannot be made anew yet: nobody can connect", err)
+		l.report(slog.LevelError, "socket file was deleted and cannot be recreated yet: clients cannot connect", err)
 		return nil
 	}
-	l.report(slog.LevelWarn, "the socket file was gone and has been made anew", nil)
-	_ = old.Close() // nobody could reach it any more
+	l.report(slog.LevelWarn, "socket file was deleted; recreated", nil)
+	_ = old.Close() // no client can reach it
 	return nil
 }
 
-// beginRecreate makes the file the business of one Accept instead of Close's.
+// beginRecreate transfers the file from Close to one Accept.
 func (l *Listener) beginRecreate(old net.Listener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +144,7 @@ func (l *Listener) beginRecreate(old net.Listener) bool {
 	return true
 }
 
-// endRecreate takes the new socket, if there is one, unless the Listener is closed.
+// endRecreate installs the new socket, if there is one, unless the Listener is closed.
 func (l *Listener) endRecreate(next net.Listener, own fs.FileInfo) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,12 +155,12 @@ func (l *Listener) endRecreate(next net.Listener, own fs.FileInfo) (closed bool)
 	return l.closed
 }
 
-// report logs a failure once, however often it is met.
+// report logs a repeated failure once.
 func (l *Listener) report(level slog.Level, text string, err error) {
 	l.mu.Lock()
-	logger, news := l.config.logger, fmt.Sprint(text, err)
-	known := err != nil && news == l.reported
-	l.reported = news
+	logger, current := l.config.logger, fmt.Sprint(text, err)
+	known := err != nil && current == l.reported
+	l.reported = current
 	l.mu.Unlock()
 	if known || logger == nil {
 		return
@@ -171,7 +172,7 @@ func (l *Listener) report(level slog.Level, text string, err error) {
 	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
-// setDefaultLogger sets where trouble with the file is reported, unless that is set.
+// setDefaultLogger sets the logger for problems with the file, unless one is set.
 func (l *Listener) setDefaultLogger(logger *slog.Logger) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,8 +181,8 @@ func (l *Listener) setDefaultLogger(logger *slog.Logger) {
 	}
 }
 
-// unlinkWithTimeout is unlinkOwn, given up when the file system hangs: no signal ends
-// that, and a process that is to stop has to stop listening all the same.
+// unlinkWithTimeout is unlinkOwn with a timeout for a file system that hangs: no signal
+// interrupts that, and a process that stops has to stop listening all the same.
 func unlinkWithTimeout(path string, own fs.FileInfo) error {
 	done := make(chan error, 1)
 	go func() { done <- unlinkOwn(path, own) }()
@@ -191,7 +192,7 @@ func unlinkWithTimeout(path string, own fs.FileInfo) error {
 	case err := <-done:
 		return err
 	case <-hangs.C:
-		return errors.New("socket left in place: its file system does not answer")
+		return errors.New("socket left in place: its file system does not respond")
 	}
 }
 
@@ -202,8 +203,8 @@ func unlinkOwn(path string, own fs.FileInfo) error {
 		return nil
 	}
 	if err != nil {
-		// A socket left behind is replaced by the next Listen; one that is
-		// removed from under its server is lost.
+		// The next Listen replaces a stale socket; a socket removed while another
+		// process serves it would be lost.
 		return fmt.Errorf("socket left in place: %w", err)
 	}
 	defer unlock()

@@ -24,7 +24,7 @@ func until(happened func() bool) {
 	}
 }
 
-// probes connects to path anew, as kubelet does, and asks.
+// probes opens a connection to path, as kubelet does, and calls Probe.
 func probes(t *testing.T, path string) error {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -37,7 +37,7 @@ func probes(t *testing.T, path string) error {
 }
 
 // The plugin is there again after its file, or the whole directory, was deleted.
-func TestListenerMakesDeletedSocketAnew(t *testing.T) {
+func TestListenerRecreatesDeletedSocket(t *testing.T) {
 	d := dir(t) + "/plugin"
 	path := d + "/csi.sock"
 	for _, tt := range []struct {
@@ -86,7 +86,7 @@ func TestListenerMakesDeletedSocketAnew(t *testing.T) {
 			if exists(path) {
 				t.Error("the new file was left behind")
 			}
-			if n := len(book.lines(t, "the socket file was gone and has been made anew")); n != 1 {
+			if n := len(book.lines(t, "socket file was deleted; recreated")); n != 1 {
 				t.Errorf("reported %d times: %s", n, book)
 			}
 		})
@@ -102,7 +102,7 @@ func TestListenerWaitsForItsPlace(t *testing.T) {
 	if err := errors.Join(os.WriteFile(path+"2", []byte("precious"), 0o600), os.Rename(path+"2", path)); err != nil {
 		t.Fatal(err)
 	}
-	const gone = "the socket file is gone and cannot be made anew yet: nobody can connect"
+	const gone = "socket file was deleted and cannot be recreated yet: clients cannot connect"
 	until(func() bool { return strings.Contains(book.String(), gone) })
 	if b, err := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("the file holds %q (%v)", b, err)
@@ -147,7 +147,7 @@ func TestListenerYields(t *testing.T) {
 	}
 }
 
-// Close may come while the socket is being made anew.
+// Close may be called while the socket is being recreated.
 func TestListenerCloseRacesRenewal(t *testing.T) {
 	for range 50 {
 		path := dir(t) + "/csi.sock"
@@ -194,7 +194,7 @@ func TestListenFile(t *testing.T) {
 		t.Error(err)
 	}
 	if !exists(path) {
-		t.Error("the file of somebody else was removed")
+		t.Error("another process's file was removed")
 	}
 }
 

@@ -58,9 +58,8 @@ func TestThousandClients(t *testing.T) {
 	}
 }
 
-// Under load, in kubelet's pattern of a connection for each call, whoever is served
-// when the plugin is told to stop gets the answer, and everybody else an error that
-// says that nothing is known.
+// Under load, in kubelet's pattern of a connection for each call, calls in flight when
+// the plugin stops get their response, and all others an error of unknown outcome.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	const clients, enough = 16, 200
 	var handled, answered atomic.Int64

@@ -14,19 +14,19 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// defaultSlow is a quarter of the two minutes after which kubelet gives up.
+// defaultSlow is a quarter of kubelet's timeout of two minutes.
 const defaultSlow = 30 * time.Second
 
-// WithSlowCallsAfter sets how long a call may run before [Logging] warns of it,
-// 30 seconds unless given; 0 never warns.
+// WithSlowCallsAfter sets how long a call may run before [Logging] warns of it;
+// default 30 seconds, 0 never warns.
 func WithSlowCallsAfter(d time.Duration) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) { c.slow = d })
 }
 
-// WithLogLevel sets the level at which [Logging] tells of calls that succeed, by
+// WithLogLevel sets the level at which [Logging] reports calls that succeed, by
 // their full method, as in /csi.v1.Node/NodePublishVolume. The default is info for
-// those that change something and debug for those that only ask: probes and
-// capabilities come many times a minute.
+// those that change something and debug for read-only ones: probes and requests for
+// capabilities arrive many times a minute.
 func WithLogLevel(of func(fullMethod string) slog.Level) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) {
 		if c.level = of; of == nil {
@@ -43,18 +43,18 @@ func defaultLevel(fullMethod string) slog.Level {
 }
 
 // Logging writes one line when a call ends, at the level of [WithLogLevel] or, if
-// it failed, at warn or error level. So that a call that hangs is seen, it writes
+// it failed, at warn or error level. To show calls that hang, it writes
 // another one with the request when a call begins, at debug level or below, and
-// one at warn level while a call takes long: see [WithSlowCallsAfter].
+// one at warn level when a call is slow: see [WithSlowCallsAfter].
 //
 // Requests pass through [csispec.Redact], and the text of errors through
-// [csispec.Redacted.Strip]. A handler must not change its request, which may be
-// looked at while it runs. A nil logger discards.
+// [csispec.Redacted.Strip]. A handler must not change its request, which is read
+// concurrently. A nil logger discards.
 func Logging(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
 	return newCallLog(logger, newInterceptorConfig(opts)).interceptor()
 }
 
-// callLog logs calls and knows which are under way.
+// callLog logs calls and lists those in flight.
 type callLog struct {
 	logger *slog.Logger
 	keys   []string
@@ -98,7 +98,7 @@ func (l *callLog) interceptor() Interceptor {
 	}
 }
 
-// enter makes an entry of a call for the list of those under way.
+// enter returns a call that can be added to the list of those in flight.
 func (l *callLog) enter(ctx context.Context, method string) (context.Context, *call) {
 	ctx, c := enter(ctx)
 	if c.method != "" { // on the list of a Logging further out
@@ -109,7 +109,7 @@ func (l *callLog) enter(ctx context.Context, method string) (context.Context, *c
 	return ctx, c
 }
 
-// inFlight names the calls under way, oldest first.
+// inFlight names the calls in flight, oldest first.
 func (l *callLog) inFlight() []string {
 	running := l.calls.running()
 	names := make([]string, len(running))
@@ -160,7 +160,7 @@ func (l *callLog) end(ctx context.Context, c *call, req any, err error) {
 	l.logger.LogAttrs(ctx, level, "rpc finished", attrs...)
 }
 
-// callAttrs names a call and what it is about.
+// callAttrs identifies a call and the objects of its request.
 func callAttrs(ctx context.Context, method string, req any) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 8)
 	attrs = append(attrs, slog.String("rpc", shortName(method)))
@@ -170,7 +170,7 @@ func callAttrs(ctx context.Context, method string, req any) []slog.Attr {
 	return requestAttrs(attrs, req)
 }
 
-// requestAttrs appends what a call is about.
+// requestAttrs appends the IDs, names and paths of a request.
 func requestAttrs(attrs []slog.Attr, req any) []slog.Attr {
 	add := func(key, value string) {
 		if value != "" {
@@ -207,7 +207,7 @@ func requestAttrs(attrs []slog.Attr, req any) []slog.Attr {
 	return attrs
 }
 
-// strip removes from text what the request says in confidence.
+// strip removes the secrets of the request from text.
 func strip(req any, keys []string, text string) string {
 	if m, ok := req.(proto.Message); ok {
 		return csispec.Redact(m, keys...).Strip(text)
@@ -234,7 +234,7 @@ func statusOf(err error) (*status.Status, error) {
 	return nil, nil
 }
 
-// codeOf is the code that a caller would see.
+// codeOf is the code that a caller would get.
 func codeOf(err error) codes.Code {
 	if err == nil {
 		return codes.OK

@@ -22,13 +22,13 @@ func onlyCSI(i Interceptor) Interceptor {
 	}
 }
 
-// shortName cuts the service off a full method name.
+// shortName is a full method name without the service.
 func shortName(fullMethod string) string {
 	return fullMethod[strings.LastIndexByte(fullMethod, '/')+1:]
 }
 
-// mutating tells whether a call may have changed something when it fails. It is
-// an allow-list of names, as CSI names no two methods alike.
+// mutating reports whether a call may have changed something when it fails. It is
+// an allow-list of names, which are unique in CSI.
 func mutating(fullMethod string) bool {
 	switch shortName(fullMethod) {
 	case "CreateVolume", "DeleteVolume",
@@ -44,7 +44,7 @@ func mutating(fullMethod string) bool {
 	return false
 }
 
-// outcomeUnknown is the code of a call of which nobody knows how far it got.
+// outcomeUnknown is the code of a call that failed at an unknown point.
 func outcomeUnknown(fullMethod string) codes.Code {
 	if mutating(fullMethod) {
 		return codes.Unavailable // kubelet takes INTERNAL for: nothing is left behind

@@ -18,35 +18,36 @@ import (
 
 const scope = "github.com/csikit/csikit/csiserver"
 
-// durationBuckets go from a probe to a clone. Every bound of csi-lib-utils is among
-// them, so that the quantiles of its dashboards stay what they are.
+// durationBuckets range from a probe to a clone. They include every bound of
+// csi-lib-utils, so that the quantiles of its dashboards do not change.
 var durationBuckets = []float64{
 	.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05,
 	.1, .25, .5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600,
 }
 
-// Metrics counts calls with instruments of mp; nil counts nothing. Its error means
-// that mp refused an instrument.
+// Metrics counts calls with instruments of mp; nil is a no-op. It fails if mp cannot
+// create an instrument.
 //
 //	csikit.csiserver.rpc.duration   s       histogram by method and code
-//	csikit.csiserver.rpc.in_flight  {call}  calls under way, by method
-//	csikit.csiserver.panics         {panic} caught by Recovery, by method
+//	csikit.csiserver.rpc.in_flight  {call}  calls in flight, by method
+//	csikit.csiserver.panics         {panic} recovered by Recovery, by method
 //	csikit.csiserver.violations     {violation} found by Validation, by method, message and rule
 //
 // The method is the full one, as in /csi.v1.Node/NodePublishVolume, the code its
 // name, as in DeadlineExceeded, the rule that of [csispec.Violation], the message
-// request or response. Nothing that a client sends becomes an attribute, but the names
-// of 64 methods that are not CSI's, if the server takes any; the rest are "other".
+// request or response. Nothing that a client sends becomes an attribute, except the
+// names of up to 64 methods that are not CSI's, if the server accepts any; the rest are
+// "other".
 //
 // Recovery and Validation have to be further in to be counted, and
-// StatusNormalization too, for the codes to be those that the caller sees.
+// StatusNormalization too, for the codes to be those that the caller gets.
 //
 // # Dashboards made for csi-lib-utils
 //
-// They ask for csi_plugin_operations_seconds with the labels driver_name,
+// They query csi_plugin_operations_seconds with the labels driver_name,
 // method_name and grpc_status_code. The values of the latter two are the same here,
-// and the bounds of its buckets are among those here. With Prometheus, this gives
-// the other names while scraping:
+// and the bounds of its buckets are among those here. In Prometheus, this renames the
+// metric while scraping:
 //
 //	metric_relabel_configs:
 //	- {source_labels: [__name__], regex: csikit_csiserver_rpc_duration_seconds_(.*), target_label: __name__, replacement: csi_plugin_operations_seconds_$1}
@@ -63,14 +64,14 @@ func Metrics(mp metric.MeterProvider) (Interceptor, error) {
 	// counting anything, all of this 0.06 and 2 (BenchmarkInterceptors).
 	m, err := newMeters(mp.Meter(scope))
 	if err != nil {
-		return Interceptor{}, fmt.Errorf("make instruments: %w", err)
+		return Interceptor{}, fmt.Errorf("create instruments: %w", err)
 	}
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 			ctx, c := enter(ctx)
 			c.meters = m
 			counting := m.begin(ctx, info.FullMethod)
-			err = errPanicked // until it turns out otherwise
+			err = errPanicked // unless next returns
 			defer func() { counting.done(ctx, err) }()
 			resp, err = next(ctx, req)
 			return resp, err
@@ -101,10 +102,10 @@ type meters struct {
 }
 
 // maxForeign bounds the methods that are counted by name but are not CSI's. There are
-// few, unless the server has a grpc.UnknownServiceHandler: then clients make them up.
+// few, unless the server has a grpc.UnknownServiceHandler: then clients choose them.
 const maxForeign = 64
 
-// methodMeters are the attributes of one method, made once: they cost more than
+// methodMeters are the attributes of one method, built once: they cost more than
 // the counting.
 type methodMeters struct {
 	method metric.MeasurementOption
@@ -119,11 +120,11 @@ func newMeters(meter metric.Meter) (*meters, error) {
 	}
 	var errs [4]error
 	m.duration, errs[0] = meter.Float64Histogram("csikit.csiserver.rpc.duration", metric.WithUnit("s"),
-		metric.WithDescription("How long calls took, by method and gRPC code."), metric.WithExplicitBucketBoundaries(durationBuckets...))
+		metric.WithDescription("Duration of calls, by method and gRPC code."), metric.WithExplicitBucketBoundaries(durationBuckets...))
 	m.inFlight, errs[1] = meter.Int64UpDownCounter("csikit.csiserver.rpc.in_flight", metric.WithUnit("{call}"),
-		metric.WithDescription("Calls under way, by method."))
+		metric.WithDescription("Calls in flight, by method."))
 	m.panics, errs[2] = meter.Int64Counter("csikit.csiserver.panics", metric.WithUnit("{panic}"),
-		metric.WithDescription("Panics of handlers that were caught, by method."))
+		metric.WithDescription("Panics of handlers that were recovered, by method."))
 	m.violations, errs[3] = meter.Int64Counter("csikit.csiserver.violations", metric.WithUnit("{violation}"),
 		metric.WithDescription("Broken rules of CSI, by method, message (request or response) and rule."))
 	return m, errors.Join(errs[:]...)
@@ -170,7 +171,7 @@ func (m *meters) begin(ctx context.Context, method string) counted {
 	return c
 }
 
-// errPanicked stands for the outcome of a panic that no Recovery further in caught.
+// errPanicked is the result of a panic that no Recovery further in recovered.
 var errPanicked = status.Error(codes.Internal, "panicked")
 
 func (c counted) done(ctx context.Context, err error) {
@@ -188,8 +189,7 @@ func (c *call) countPanic(ctx context.Context, method string) {
 	}
 }
 
-// countViolations counts what is wrong with a message, which is a request or a
-// response.
+// countViolations counts the violations of a message, which is "request" or "response".
 func (c *call) countViolations(ctx context.Context, method, message string, v *csispec.Violations) {
 	if c == nil || c.meters == nil {
 		return

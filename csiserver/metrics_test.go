@@ -31,7 +31,7 @@ type (
 	noopTracer = tracenoop.Tracer
 )
 
-// ledger is a meter that adds up what it is told, by instrument and attributes. A
+// ledger is a meter that adds up what is recorded, by instrument and attributes. A
 // histogram counts its records.
 type ledger struct {
 	embedded.MeterProvider
@@ -175,7 +175,7 @@ func TestMetricsOfUnknownMethods(t *testing.T) {
 
 func TestMetricsRefused(t *testing.T) {
 	_, err := csiserver.New(info, csiserver.WithMeterProvider(&ledger{refuse: errors.New("no more instruments")}))
-	if err == nil || !strings.Contains(err.Error(), "make instruments: no more instruments") {
+	if err == nil || !strings.Contains(err.Error(), "create instruments: no more instruments") {
 		t.Error(err)
 	}
 }
@@ -252,39 +252,41 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// spy is a tracer whose spans write down whatever they are told.
+// spy is a tracer whose spans record everything.
 type spy struct {
 	traceembedded.TracerProvider
 	noopTracer
-	told chan string
+	recorded chan string
 }
 
 type spySpan struct {
 	tracenoop.Span
-	told chan string
+	recorded chan string
 }
 
 func (s spy) Tracer(string, ...trace.TracerOption) trace.Tracer { return s }
 
 func (s spy) Start(ctx context.Context, name string, o ...trace.SpanStartOption) (context.Context, trace.Span) {
 	c := trace.NewSpanStartConfig(o...)
-	s.told <- fmt.Sprint(name, c.Attributes())
-	span := spySpan{told: s.told}
+	s.recorded <- fmt.Sprint(name, c.Attributes())
+	span := spySpan{recorded: s.recorded}
 	return trace.ContextWithSpan(ctx, span), span
 }
 
-func (s spySpan) IsRecording() bool                             { return true }
-func (s spySpan) SetStatus(c otelcodes.Code, text string)       { s.told <- fmt.Sprint("status ", c, text) }
-func (s spySpan) SetAttributes(a ...attribute.KeyValue)         { s.told <- fmt.Sprint(a) }
-func (s spySpan) RecordError(err error, _ ...trace.EventOption) { s.told <- fmt.Sprint(err) }
+func (s spySpan) IsRecording() bool { return true }
+func (s spySpan) SetStatus(c otelcodes.Code, text string) {
+	s.recorded <- fmt.Sprint("status ", c, text)
+}
+func (s spySpan) SetAttributes(a ...attribute.KeyValue)         { s.recorded <- fmt.Sprint(a) }
+func (s spySpan) RecordError(err error, _ ...trace.EventOption) { s.recorded <- fmt.Sprint(err) }
 func (s spySpan) AddEvent(name string, o ...trace.EventOption) {
 	c := trace.NewEventConfig(o...)
-	s.told <- fmt.Sprint(name, c.Attributes())
+	s.recorded <- fmt.Sprint(name, c.Attributes())
 }
 
 // A span has the text of the error, less what is secret.
 func TestTracesHaveNoSecrets(t *testing.T) {
-	s := spy{told: make(chan string, 100)}
+	s := spy{recorded: make(chan string, 100)}
 	p := serve(t, csiserver.WithTracerProvider(s), csiserver.WithRedactedKeys("mine"),
 		csiserver.WithNode(&node{publish: func(_ context.Context, r *csi.NodePublishVolumeRequest) error {
 			return fmt.Errorf("no share for %v, %v, %v", r.GetSecrets(), r.GetVolumeContext(), r.GetVolumeCapability().GetMount().GetMountFlags())
@@ -295,10 +297,10 @@ func TestTracesHaveNoSecrets(t *testing.T) {
 	if err := p.wait(); err != nil {
 		t.Error(err)
 	}
-	close(s.told)
+	close(s.recorded)
 	var all []string
-	for told := range s.told {
-		all = append(all, told)
+	for text := range s.recorded {
+		all = append(all, text)
 	}
 	text := strings.Join(all, "\n")
 	for _, secret := range planted {

@@ -96,8 +96,8 @@ func WithIdentity(s csi.IdentityServer) Option {
 	})
 }
 
-// WithPluginCapabilities adds capabilities which cannot be told from the
-// services given, such as VOLUME_ACCESSIBILITY_CONSTRAINTS. All processes of a
+// WithPluginCapabilities adds capabilities which do not follow from the services of
+// this process, such as VOLUME_ACCESSIBILITY_CONSTRAINTS. All processes of a
 // plugin have to report the same: a node process adds CONTROLLER_SERVICE if the
 // plugin has a controller elsewhere.
 func WithPluginCapabilities(types ...csi.PluginCapability_Service_Type) Option {
@@ -129,12 +129,11 @@ func WithCapabilityValidation(mode ValidationMode) Option {
 	})
 }
 
-// WithReady decides what Probe answers: ready, not ready yet, or, by an error
-// that says what is missing, unhealthy (FAILED_PRECONDITION), on which the
-// plugin may be restarted. It is called for each Probe, at the same time as
-// anything else, and has to answer at once from what it has in memory: a probe
-// that waits for a lock or a volume gets the whole plugin killed. Without it the
-// plugin is always ready.
+// WithReady decides what Probe returns: ready, not ready yet, or, by an error
+// that says what is missing, unhealthy (FAILED_PRECONDITION), for which the
+// plugin may be restarted. ready is called for each Probe, concurrently with other
+// calls, and has to return immediately, from memory: a probe that waits for a lock or
+// a volume gets the whole plugin killed. By default the plugin is always ready.
 func WithReady(ready func(ctx context.Context) (bool, error)) Option {
 	return option(func(c *config) {
 		if c.ready = ready; ready == nil {
@@ -143,25 +142,25 @@ func WithReady(ready func(ctx context.Context) (bool, error)) Option {
 	})
 }
 
-// WithLogger sets where calls and the life of the server are logged. The
+// WithLogger sets the logger for calls and the lifecycle of the server. The
 // default discards.
 func WithLogger(l *slog.Logger) Option {
 	return option(func(c *config) { c.logger = l })
 }
 
-// WithLimits bounds the calls of methods by [Limits]. The default is none.
+// WithLimits sets the limits of methods: see [Limits]. The default is none.
 func WithLimits(limits map[string]Limit) Option {
 	return option(func(c *config) { c.limits = limits })
 }
 
-// WithMeterProvider sets who is told about calls by [Metrics]. The default is
-// nobody; exporters are the program's.
+// WithMeterProvider sets the MeterProvider for [Metrics]; default no-op. The program
+// configures exporters.
 func WithMeterProvider(mp metric.MeterProvider) Option {
 	return option(func(c *config) { c.meters = mp })
 }
 
-// WithTracerProvider makes a span for each call but Probe, as part of the trace of
-// the caller if that sends one (W3C Trace Context). The default is none.
+// WithTracerProvider sets the TracerProvider for spans; default none. Each call but
+// Probe has a span, in the trace of the caller if it sends one (W3C Trace Context).
 func WithTracerProvider(tp trace.TracerProvider) Option {
 	return option(func(c *config) { c.tracers = tp })
 }
@@ -187,10 +186,9 @@ func WithInterceptors(interceptors ...Interceptor) Option {
 	})
 }
 
-// WithDrainTimeout bounds how long calls in flight may take to end after
-// [Server.Serve] was told to stop; zero cuts them at once. The default is 20
-// seconds, which leaves time to exit within the 30 seconds that Kubernetes
-// grants.
+// WithDrainTimeout bounds how long calls in flight may take to end after the context of
+// [Server.Serve] has ended; zero aborts them immediately. The default is 20 seconds,
+// which leaves time to exit within the 30 seconds that Kubernetes allows.
 func WithDrainTimeout(d time.Duration) Option {
 	return option(func(c *config) {
 		if c.drainTimeout = d; d < 0 {

@@ -9,12 +9,12 @@ import (
 	"google.golang.org/grpc"
 )
 
-// RequestID returns the ID that [RequestIDs] gave to the call of ctx, or "".
+// RequestID returns the ID that [RequestIDs] assigned to the call of ctx, or "".
 func RequestID(ctx context.Context) string { return callOf(ctx).requestID() }
 
-// RequestIDs gives each call an ID, unique over restarts of the plugin, which
-// ties its log lines together. What the client sends has no influence on it. It
-// has to be the outermost layer.
+// RequestIDs assigns an ID to each call, unique across restarts of the plugin, which
+// correlates its log lines. It does not depend on what the client sends. RequestIDs
+// has to be the outermost interceptor.
 func RequestIDs() Interceptor {
 	var random [4]byte
 	rand.Read(random[:]) // never fails

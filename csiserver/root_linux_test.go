@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// freezable mounts a file system. After freeze, whoever writes to it waits in the
+// freezable mounts a file system. After freeze, a process that writes to it waits in the
 // kernel, where no signal reaches, until thaw or the end of the test.
 func freezable(t *testing.T) (dir string, freeze, thaw func()) {
 	t.Helper()
@@ -122,7 +122,7 @@ func TestServeEndsWithCallStuckInTheKernel(t *testing.T) {
 }
 
 // A start on a file system that hangs fails with a reason, and leaves no socket
-// behind that nobody serves.
+// behind that no process serves.
 func TestListenOnAFileSystemThatHangs(t *testing.T) {
 	dir, freeze, thaw := freezable(t)
 	path := dir + "/csi.sock"
@@ -130,7 +130,7 @@ func TestListenOnAFileSystemThatHangs(t *testing.T) {
 	if l, err := csiserver.Listen("unix://"+path, csiserver.WithListenTimeout(50*time.Millisecond)); err == nil {
 		l.Close()
 		t.Fatal("listens on a frozen file system")
-	} else if !strings.Contains(err.Error(), "has not answered for 50ms") {
+	} else if !strings.Contains(err.Error(), "has not responded for 50ms") {
 		t.Error(err)
 	}
 	thaw()
@@ -153,7 +153,7 @@ func TestServeEndsWithSocketStuckInTheKernel(t *testing.T) {
 	p := start(t, newServer(t), listen(t, path))
 	p.probe()
 	freeze()
-	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "socket left in place: its file system does not answer") {
+	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "socket left in place: its file system does not respond") {
 		t.Errorf("Serve: %v", err)
 	}
 	if c, err := net.Dial("unix", path); !errors.Is(err, unix.ECONNREFUSED) {

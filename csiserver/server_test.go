@@ -450,7 +450,7 @@ func TestServeStopsGracefully(t *testing.T) {
 
 func exists(path string) bool { _, err := os.Lstat(path); return err == nil }
 
-func TestServeCutsAHandlerThatIgnoresItsContext(t *testing.T) {
+func TestServeAbortsHandlersAfterTheDrainTimeout(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		handler func(ctx context.Context, release <-chan struct{})
@@ -596,7 +596,7 @@ func TestServeReportsAFailedClose(t *testing.T) {
 	}
 }
 
-// Somebody else may close the listener when the process is told to stop, in any
+// The program may close the listener when it stops, in any
 // order with Serve.
 func TestCloseRacesServe(t *testing.T) {
 	for _, listenWith := range []func(path string) net.Listener{
@@ -637,7 +637,7 @@ func TestServeLeaksNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.conn.Close()
-	// Goroutines that were told to end take a moment; those that leak stay until
+	// Goroutines that are ending may take a while; those that leak stay until
 	// the test times out.
 	for {
 		var b bytes.Buffer

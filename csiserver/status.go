@@ -11,19 +11,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// StatusNormalization turns the errors of CSI calls into statuses that keep the
+// StatusNormalization turns the errors of CSI calls into statuses that follow the
 // rules of the specification: a canonical code other than UNKNOWN, a message,
 // no details.
 //
 // An error that carries a status, wrapped or not, keeps its code. A context's
 // error becomes DEADLINE_EXCEEDED or CANCELLED. Any other error of a call that
-// changes something becomes UNAVAILABLE, because nobody knows how far the call
-// got and kubelet takes INTERNAL and UNKNOWN as proof that nothing is left
-// behind; of a call that only asks, INTERNAL.
+// changes something becomes UNAVAILABLE, because its outcome is unknown and kubelet
+// takes INTERNAL and UNKNOWN as proof that nothing is left behind; of a read-only call,
+// INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Of a long message the first
-// 4 KiB are kept.
+// [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Messages
+// are truncated to 4 KiB.
 func StatusNormalization(opts ...InterceptorOption) Interceptor {
 	return statusNormalization(newInterceptorConfig(opts))
 }
@@ -69,14 +69,14 @@ func normalize(method string, req any, keys []string, err error) error {
 	if strings.TrimSpace(message) == "" {
 		message = fmt.Sprintf("%s failed with %s and no message", shortName(method), code)
 	}
-	return status.Error(code, cut(message))
+	return status.Error(code, truncate(message))
 }
 
 // maxMessage bounds a status message, which travels in an HTTP/2 header: Go's client
 // drops the whole connection over headers of 16 MiB, others refuse 8 KiB.
 const maxMessage = 4 << 10
 
-func cut(message string) string {
+func truncate(message string) string {
 	if len(message) <= maxMessage {
 		return message
 	}
@@ -84,8 +84,7 @@ func cut(message string) string {
 	return fmt.Sprintf("%s... (%d bytes more)", kept, len(message)-len(kept))
 }
 
-// messageOf is the text of err without the frame that gRPC puts around the
-// status within.
+// messageOf is the text of err without the prefix that gRPC adds to the status in it.
 func messageOf(err error) string {
 	if s, carrier := statusOf(err); s != nil {
 		if inner := carrier.Error(); inner != "" {

@@ -65,16 +65,16 @@ func TestStatusNormalization(t *testing.T) {
 					t.Errorf("%s: %v with %d details, want %v, %q", method, s, len(s.Details()), want, tt.text)
 				}
 			}
-			layer := csiserver.StatusNormalization()
+			interceptor := csiserver.StatusNormalization()
 			unary := func(method string, req any) error {
-				_, err := layer.Unary(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: method},
+				_, err := interceptor.Unary(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: method},
 					func(context.Context, any) (any, error) { return nil, tt.err })
 				return err
 			}
 			secrets := map[string]string{"password": "f1eld-s3cret"}
 			check("publish", unary("/csi.v1.Node/NodePublishVolume", &csi.NodePublishVolumeRequest{Secrets: secrets}), tt.publish)
 			check("stats", unary("/csi.v1.Controller/ListSnapshots", &csi.ListSnapshotsRequest{Secrets: secrets}), tt.stats)
-			check("stream", layer.Stream(nil, &fakeStream{ctx: t.Context(), secrets: secrets}, &grpc.StreamServerInfo{FullMethod: "/csi.v1.SnapshotMetadata/GetMetadataDelta"},
+			check("stream", interceptor.Stream(nil, &fakeStream{ctx: t.Context(), secrets: secrets}, &grpc.StreamServerInfo{FullMethod: "/csi.v1.SnapshotMetadata/GetMetadataDelta"},
 				func(_ any, ss grpc.ServerStream) error {
 					if err := ss.RecvMsg(&csi.GetMetadataDeltaRequest{}); err != nil {
 						return err
@@ -118,13 +118,13 @@ func (s *fakeStream) RecvMsg(m any) error {
 // TestMutatingMethods holds the list of calls whose outcome matters to the
 // services: whatever is not on the list only asks.
 func TestMutatingMethods(t *testing.T) {
-	layer := csiserver.StatusNormalization()
+	interceptor := csiserver.StatusNormalization()
 	var got []string
 	for i := range csi.File_csi_proto.Services().Len() {
 		s := csi.File_csi_proto.Services().Get(i)
 		for j := range s.Methods().Len() {
 			m := s.Methods().Get(j)
-			_, err := layer.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/" + string(s.FullName()) + "/" + string(m.Name())},
+			_, err := interceptor.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/" + string(s.FullName()) + "/" + string(m.Name())},
 				func(context.Context, any) (any, error) { return nil, errors.New("x") })
 			if status.Code(err) == codes.Unavailable {
 				got = append(got, string(m.Name()))

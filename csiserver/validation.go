@@ -26,36 +26,35 @@ const (
 	ValidationOff
 )
 
-// WithValidationOptions sets options of the validation, such as [csispec.WithCSISanity]. In
-// a [Server], [csispec.WithCapabilities] is added with those that its services
-// report.
+// WithValidationOptions sets options of [csispec.Validate], such as [csispec.WithCSISanity].
+// A [Server] adds [csispec.WithCapabilities] with those that its services report.
 func WithValidationOptions(opts ...csispec.Option) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) { c.validation = append(c.validation, opts...) })
 }
 
-// WithRequestValidation says what becomes of requests that break the rules. The
-// default is [ValidationEnforce]. A driver that has made volumes with IDs of more than 128 bytes
-// needs [ValidationWarn], or nobody can unpublish and delete them.
-func WithRequestValidation(checks ValidationMode) InterceptorOption {
-	return interceptorOption(func(c *interceptorConfig) { c.requests = checks })
+// WithRequestValidation sets what happens to requests that break the rules. The
+// default is [ValidationEnforce]. A driver with existing volumes whose IDs are longer
+// than 128 bytes needs [ValidationWarn], or they cannot be unpublished and deleted.
+func WithRequestValidation(mode ValidationMode) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.requests = mode })
 }
 
-// WithResponseValidation says what becomes of responses that break the rules. The
-// default is [ValidationWarn], as the work has been done by then. [ValidationEnforce] is for tests: it
-// answers INTERNAL instead, or UNAVAILABLE if the call changed something, which is
-// not undone.
+// WithResponseValidation sets what happens to responses that break the rules. The
+// default is [ValidationWarn], because the operation is complete by then.
+// [ValidationEnforce] is for tests: the call fails with INTERNAL, or with UNAVAILABLE if
+// it changed something, which is not undone.
 //
-// A response with a string that is not valid UTF-8 is refused like that in any
-// case: it cannot be sent, and gRPC would answer INTERNAL, by which a CO takes the
-// call for one that has left nothing behind.
-func WithResponseValidation(checks ValidationMode) InterceptorOption {
-	return interceptorOption(func(c *interceptorConfig) { c.responses = checks })
+// A response with a string that is not valid UTF-8 is refused like that in every
+// mode: it cannot be sent, and gRPC would return INTERNAL, from which a CO concludes
+// that the call has left nothing behind.
+func WithResponseValidation(mode ValidationMode) InterceptorOption {
+	return interceptorOption(func(c *interceptorConfig) { c.responses = mode })
 }
 
-// Validation judges requests and responses by the rules of [csispec.Validate]. A
+// Validation checks requests and responses against the rules of [csispec.Validate]. A
 // unary request that is refused reaches no interceptor further in; a streaming
-// call is refused where the request is received, in front of the handler. What is
-// sent on a stream of the SnapshotMetadata service is judged by
+// call is refused when its request is received, before the handler gets it. Messages
+// sent on a stream of the SnapshotMetadata service are checked by
 // [csispec.MetadataStream] as well; of one stream, only the first message that breaks
 // rules is logged, while all are counted. A nil logger discards.
 func Validation(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
@@ -73,7 +72,7 @@ func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
 			if err != nil {
 				return resp, err
 			}
-			if found := v.judge(resp); found != nil {
+			if found := v.validate(resp); found != nil {
 				if err := v.response(ctx, info.FullMethod, req, found, true); err != nil {
 					return nil, err
 				}
@@ -90,13 +89,13 @@ func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
 					return v.request(ctx, info.FullMethod, m)
 				},
 				onSend: func(m any) error {
-					found := sent.judge(&v, first.get(), m)
+					found := sent.validate(&v, first.get(), m)
 					if found == nil {
 						return nil
 					}
-					tell := !sent.told // a stream may have thousands with the same mistake
-					sent.told = true
-					return v.response(ctx, info.FullMethod, first.get(), found, tell)
+					log := !sent.logged // a stream may have thousands with the same mistake
+					sent.logged = true
+					return v.response(ctx, info.FullMethod, first.get(), found, log)
 				},
 			})
 		},
@@ -112,7 +111,7 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 	if v.requests == ValidationOff {
 		return nil
 	}
-	found := v.judge(req)
+	found := v.validate(req)
 	if found == nil {
 		return nil
 	}
@@ -124,9 +123,8 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 	return nil
 }
 
-// response decides what becomes of a response with something wrong, and tells of one
-// that it lets pass.
-func (v *validator) response(ctx context.Context, method string, req any, found *csispec.Violations, tell bool) error {
+// response refuses a response that breaks rules, or logs it and lets it pass.
+func (v *validator) response(ctx context.Context, method string, req any, found *csispec.Violations, log bool) error {
 	unsendable := slices.ContainsFunc(found.All, func(x csispec.Violation) bool { return x.Rule == "utf-8" })
 	if v.responses == ValidationOff && !unsendable {
 		return nil
@@ -135,14 +133,14 @@ func (v *validator) response(ctx context.Context, method string, req any, found 
 	if v.responses == ValidationEnforce || unsendable {
 		return status.Error(outcomeUnknown(method), found.Error())
 	}
-	if tell {
+	if log {
 		v.warn(ctx, method, req, "response", found)
 	}
 	return nil
 }
 
-// judge returns nil if there is nothing wrong with m.
-func (v *validator) judge(m any) *csispec.Violations {
+// validate returns nil if m breaks no rule.
+func (v *validator) validate(m any) *csispec.Violations {
 	p, ok := m.(proto.Message)
 	if !ok {
 		return nil
@@ -160,15 +158,15 @@ func (v *validator) warn(ctx context.Context, method string, req any, message st
 		slog.String("error", strip(req, v.redactKeys, found.Error())))...)
 }
 
-// sentMessages is what is known of the messages sent on one stream. Nobody sends two
-// at once.
+// sentMessages is the state of the messages sent on one stream, which are sent one at a
+// time.
 type sentMessages struct {
 	metadata *csispec.MetadataStream // from the first message on
-	told     bool
+	logged   bool
 }
 
-func (s *sentMessages) judge(v *validator, req, m any) *csispec.Violations {
-	found := v.judge(m)
+func (s *sentMessages) validate(v *validator, req, m any) *csispec.Violations {
+	found := v.validate(m)
 	resp, ok := m.(csispec.MetadataResponse)
 	if !ok {
 		return found
