@@ -253,7 +253,7 @@ var kernelDefects = []defect{
 				}
 			})
 		}(),
-		also: map[string]string{"node.publish.keeps-data": "its second target is another one"},
+		also: because("its second target is another one", "node.publish.keeps-data", "node.publish.mount-group-changes", "node.publish.mount-groups-together"),
 	},
 	{
 		breaks: "node.publish.readonly-enforced", does: "readonly is only recorded", kernel: true,

@@ -56,7 +56,7 @@ func TestBadConfig(t *testing.T) {
 		{"-pool /p", "", "-endpoint (or CSI_ENDPOINT) is required"},
 		{"-endpoint unix:///s.sock", "", "-pool (or CSIKIT_POOL) is required"},
 		{good + "-pool rel", "", `-pool "rel"`},
-		{good + "-pool /q", "", `-pool "/q": another pool is named default too`},
+		{good + "-pool /q", "", `-pool "/q": another pool has the name default`},
 		{good + "-pool a=/p", "", "has the same directory"},
 		{good + "-pool /q,zone=z", "", "write name=/q,zone=z"},
 		{good + "-pool a=rel", "", `-pool "a=rel"`},

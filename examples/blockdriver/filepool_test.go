@@ -207,11 +207,11 @@ func TestOpenPool(t *testing.T) {
 		{"volumes are gone", func(t *testing.T, dir string) {
 			makePool(t, dir)
 			os.Remove(dir + "/volumes")
-		}, "the directory volumes is gone"},
+		}, "the directory volumes is missing"},
 		{"snapshots are gone", func(t *testing.T, dir string) {
 			makePool(t, dir)
 			os.Remove(dir + "/snapshots")
-		}, "the directory snapshots is gone"},
+		}, "the directory snapshots is missing"},
 		{"of an earlier version", func(t *testing.T, dir string) {
 			makePool(t, dir)
 			os.Remove(dir + "/snapshots")
