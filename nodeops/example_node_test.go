@@ -65,6 +65,7 @@ func Example() {
 		return
 	}
 	var service csi.NodeServer = &node{ops: ops}
-	fmt.Println(service != nil)
-	// Output: true
+	_, err = service.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "pods/a"})
+	fmt.Println(err)
+	// Output: unpublish volume vol-1 at pods/a: path "pods/a" is not absolute
 }
