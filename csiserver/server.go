@@ -201,7 +201,7 @@ func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, b
 	}
 	cancel()
 	end := time.Now().Add(s.drainTimeout + unwindTimeout)
-	aborted, err := s.stop(gs, lis, served, end)
+	aborted, err := s.shutdown(gs, lis, served, end)
 	failure = errors.Join(failure, err)
 	if len(aborted) > 0 {
 		failure = errors.Join(failure, fmt.Errorf("calls aborted after the drain timeout of %v: %s", s.drainTimeout, strings.Join(aborted, ", ")))
@@ -209,53 +209,6 @@ func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, b
 	failure = errors.Join(failure, waitBackground(beside.background, results, end))
 	stopHealth(beside.health, end)
 	return failure
-}
-
-// closeListener closes lis unless it is closed already.
-func closeListener(lis net.Listener) error {
-	if err := lis.Close(); !errors.Is(err, net.ErrClosed) {
-		return err
-	}
-	return nil
-}
-
-// stop closes lis, stops gs before end and names the calls that it aborted.
-// served is what gs.Serve returns.
-func (s *Server) stop(gs *grpc.Server, lis net.Listener, served <-chan error, end time.Time) (aborted []string, err error) {
-	drain := time.NewTimer(s.drainTimeout)
-	defer drain.Stop()
-
-	// gRPC would close lis as well, but drop the error, and hold a mutex meanwhile
-	// that a hard stop needs.
-	err = closeListener(lis)
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		gs.GracefulStop()
-		<-served
-	}()
-	select {
-	case <-drained:
-		return nil, err
-	case <-drain.C:
-	}
-
-	aborted = s.log.inFlight()
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		gs.Stop()
-	}()
-	unwind := time.NewTimer(time.Until(end))
-	defer unwind.Stop()
-	for _, c := range []<-chan struct{}{stopped, s.log.calls.whenIdle()} {
-		select {
-		case <-c:
-		case <-unwind.C:
-			return aborted, err
-		}
-	}
-	return aborted, err
 }
 
 func (s *Server) grpcServer() *grpc.Server {

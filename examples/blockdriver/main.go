@@ -67,22 +67,22 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	}
 	log := newLogger(cfg, stderr)
 	work := new(blocking.Group) // what the kernel may block: all of it is on /debug
-	tell, err := newTelemetry(ctx, cfg, getenv, log)
+	telemetry, err := newTelemetry(ctx, cfg, getenv, log)
 	if err != nil {
 		return err
 	}
-	defer tell.stop()
+	defer telemetry.stop()
 
 	locks := new(volumelock.Table)
-	if err := locks.Instrument(tell.meters); err != nil {
+	if err := locks.Instrument(telemetry.meters); err != nil {
 		return err
 	}
 	sections := []csiserver.HealthSection{csiserver.DebugTable("locks", locks.Snapshot)}
 	opts := []csiserver.Option{
 		csiserver.WithLogger(log),
 		csiserver.WithDrainTimeout(cfg.drainTimeout),
-		csiserver.WithMeterProvider(tell.meters),
-		csiserver.WithTracerProvider(tell.tracers),
+		csiserver.WithMeterProvider(telemetry.meters),
+		csiserver.WithTracerProvider(telemetry.tracers),
 		csiserver.WithInterceptors(lock(locks, volumelock.WithRequestID(csiserver.RequestID))),
 		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
@@ -102,7 +102,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 			csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE))
 	}
 	if cfg.mode != "controller" {
-		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: tell.meters, TracerProvider: tell.tracers})
+		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: telemetry.meters, TracerProvider: telemetry.tracers})
 		if err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
 			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
-	beside = append(beside, csiserver.WithHealth(cfg.http, tell.with(server.Health(sections...))))
+	beside = append(beside, csiserver.WithHealth(cfg.http, telemetry.with(server.Health(sections...))))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err

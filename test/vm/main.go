@@ -24,7 +24,7 @@ import (
 const usage = `usage: go run ./test/vm [flags] [package...]
 
 Boots Debian's kernels under qemu, in emulation, and runs tests inside as root: those
-of the table in table.go, or of its packages that are given as arguments. The guest's root
+of the table in jobs.go, or of its packages that are given as arguments. The guest's root
 is the host's with an overlay in memory; the tests cannot change the host.
 "hack/tools.sh vm" installs qemu; kernels and programs of the guest are downloaded to
 %s and reused; delete it to get newer ones.
