@@ -71,8 +71,9 @@ test-generated: ## csispec's rules are those of csi.proto (fetches a proto compi
 	$(GO) -C hack/genspec test -timeout 5m ./...
 
 .PHONY: lint
-lint: ## gofmt, go vet, golangci-lint, in the nested modules too
+lint: ## gofmt, words, go vet, golangci-lint, in the nested modules too
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	@hack/words.sh
 	for m in $(MODULES); do $(GO) -C $$m vet ./... || exit 1; done
 	@golangci-lint version 2>/dev/null | grep -q "$(GOLANGCI_LINT_VERSION:v%=%)" || \
 		{ echo "building golangci-lint $(GOLANGCI_LINT_VERSION)"; $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); }

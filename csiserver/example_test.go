@@ -52,12 +52,12 @@ func ExampleListen() {
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "csi.sock")
 
-	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		panic(err)
 	}
-	dead.SetUnlinkOnClose(false)
-	dead.Close()
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
 
 	lis, err := csiserver.Listen("unix://" + path)
 	if err != nil {

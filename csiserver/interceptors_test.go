@@ -150,7 +150,7 @@ func TestErrorThatPanics(t *testing.T) {
 }
 
 // A handler whose goroutine ends, as t.FailNow of a fake does, never answers. That
-// it did not succeed is the least that the log can tell.
+// it did not succeed is the least that the log must say.
 func TestGoexit(t *testing.T) {
 	book := &logBook{}
 	interceptor := csiserver.Recovery(book.logger(slog.LevelInfo))
@@ -287,7 +287,7 @@ func TestResponseThatCannotBeSent(t *testing.T) {
 			t.Errorf("%v: ControllerGetVolume: %v", checks, err)
 		}
 		if n := len(book.lines(t, "rpc finished")); n == 0 || strings.Contains(book.String(), `"code":"OK"`) {
-			t.Errorf("%v: the log tells of a success: %s", checks, book)
+			t.Errorf("%v: the log reports a success: %s", checks, book)
 		}
 	}
 }

@@ -204,8 +204,8 @@ func TestListenReplacesDyingSocket(t *testing.T) {
 	l.Close()
 }
 
-// TestRemoveStaleSocketRemovesNothingUnprobed takes all descriptors away: then nobody can
-// tell who is behind a socket.
+// TestRemoveStaleSocketRemovesNothingUnprobed uses up all descriptors: then a socket cannot
+// be probed.
 func TestRemoveStaleSocketRemovesNothingUnprobed(t *testing.T) {
 	path := t.TempDir() + "/s"
 	l, err := net.Listen("unix", path)

@@ -45,7 +45,7 @@ func TestListenerRecreatesDeletedSocket(t *testing.T) {
 		destroy func() error
 	}{
 		{"file", func() error { return os.Remove(path) }},
-		{"dead socket in its place", func() error {
+		{"stale socket in its place", func() error {
 			if err := os.Remove(path); err != nil {
 				return err
 			}

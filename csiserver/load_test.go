@@ -128,7 +128,7 @@ func TestHostileMessages(t *testing.T) {
 	}{
 		{"invalid UTF-8", "\x0a\x01\xff\x12\x02/t", codes.Internal},
 		{"no message", "\xff\xff\xff", codes.Internal},
-		{"cut off", "\x0a\x7fvol", codes.Internal},
+		{"truncated", "\x0a\x7fvol", codes.Internal},
 		{"oversize", "\x0a\x85\x80\x80\x02" + strings.Repeat("v", 4<<20+5), codes.ResourceExhausted},
 		{"empty", "", codes.InvalidArgument},
 		{"unknown fields alone", "\xfa\x7f\x01x", codes.InvalidArgument},

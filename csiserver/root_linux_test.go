@@ -160,5 +160,5 @@ func TestServeEndsWithSocketStuckInTheKernel(t *testing.T) {
 		t.Errorf("connect: %v, %v", c, err)
 	}
 	thaw()
-	until(func() bool { return !exists(path) }) // what hung goes on
+	until(func() bool { return !exists(path) }) // what was blocked continues
 }

@@ -242,10 +242,10 @@ func TestTearDownDuringOtherWork(t *testing.T) {
 		target:  func(ctx context.Context) error { return n.Unpublish(ctx, UnpublishRequest{TargetPath: target}) },
 	} {
 		end := workAt(t, n, path)
-		for _, patience := range []time.Duration{20, 75, 125, 300} {
-			ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
+		for _, timeout := range []time.Duration{20, 75, 125, 300} {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout*time.Millisecond)
 			if err := teardown(ctx); !isPending(err) {
-				t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
+				t.Errorf("after %d ms: error is %v, want one that is pending", timeout, err)
 			}
 			cancel()
 		}
@@ -265,10 +265,10 @@ func TestTearDownOfAHungMountInVain(t *testing.T) {
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target).hangs.Store(true)
 	end := workAt(t, n, target) // simulates an umount that MNT_FORCE does not end
-	for _, patience := range []time.Duration{20, 75, 125, 300} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience*time.Millisecond)
+	for _, timeout := range []time.Duration{20, 75, 125, 300} {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout*time.Millisecond)
 		if err := n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}); !isPending(err) {
-			t.Errorf("after %d ms: error is %v, want one that is pending", patience, err)
+			t.Errorf("after %d ms: error is %v, want one that is pending", timeout, err)
 		}
 		cancel()
 	}

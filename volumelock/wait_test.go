@@ -50,7 +50,7 @@ func (m *queueModel) arrive(c int) {
 	m.settle()
 }
 
-// end is the release of a caller that holds, and the end of patience of another.
+// end is the release of a caller that holds, and the timeout of another.
 func (m *queueModel) end(c int) {
 	is := func(other int) bool { return other == c }
 	m.holding = slices.DeleteFunc(m.holding, is)

@@ -27,7 +27,7 @@ import (
 // open whether the change is on the disk, the object is read again before its
 // next use.
 //
-// Whoever changes an object holds its lock (see keyLocks).
+// A caller that changes an object holds its lock (see keyLocks).
 type store[T object] struct {
 	pool *pool
 	dir  *os.Root

@@ -35,8 +35,8 @@ func TestTeardownPassesAHungExpand(t *testing.T) {
 	must(t, w.stage())
 	must(t, w.publish("b", false))
 	must(t, w.expand())
-	expand := func(patience time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+	expand := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		defer cancel()
 		_, err := w.node.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: w.id, VolumePath: w.staging(), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * w.size}, VolumeCapability: w.capability(),

@@ -115,14 +115,14 @@ func TestTelemetryIsOptional(t *testing.T) {
 		"none":     {env: map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}},
 		"disabled": {cfg: config{http: ":0"}, env: map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"}},
 	} {
-		tell, err := newTelemetry(t.Context(), tt.cfg, func(k string) string { return tt.env[k] }, newLogger(config{}, io.Discard))
+		telemetry, err := newTelemetry(t.Context(), tt.cfg, func(k string) string { return tt.env[k] }, newLogger(config{}, io.Discard))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if metrics, traces := tell.meters != nil, tell.tracers != nil; metrics != tt.metrics || traces != tt.traces {
+		if metrics, traces := telemetry.meters != nil, telemetry.tracers != nil; metrics != tt.metrics || traces != tt.traces {
 			t.Errorf("%s: metrics %t, traces %t", name, metrics, traces)
 		}
-		if err := tell.stop(); err != nil {
+		if err := telemetry.stop(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -234,7 +234,7 @@ func TestDamagedStore(t *testing.T) {
 	c, share := newLocalController(t)
 	own := filepath.Join(share, storeName)
 	must(t, os.Mkdir(own, 0o755))
-	must(t, os.WriteFile(filepath.Join(own, "somebody's"), nil, 0o600))
+	must(t, os.WriteFile(filepath.Join(own, "foreign"), nil, 0o600))
 	_, err := c.create("pvc-1")
 	refused(t, err, codes.FailedPrecondition, "it is not the driver's")
 	must(t, os.RemoveAll(own))

@@ -197,8 +197,7 @@ func TestPropagation(t *testing.T) {
 	})
 }
 
-// A tree that is not attached, because nobody does it or the target does not take
-// it, leaves no trace.
+// A tree that is not attached, because Attach is not called or fails, leaves no trace.
 func TestTreeVanishes(t *testing.T) {
 	onEachKernel(t, func(t *testing.T, k Kernel) {
 		s := newSandbox(t)

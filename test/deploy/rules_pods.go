@@ -290,9 +290,9 @@ func (w *workload) checkProbe(kind string, n *container, p *corev1.Probe, report
 	if time.Duration(p.TimeoutSeconds)*time.Second <= least {
 		report(of, "timeoutSeconds is %d, and the answer may take %v", p.TimeoutSeconds, least)
 	}
-	patience := time.Duration(p.InitialDelaySeconds+max(p.PeriodSeconds, 1)*max(p.FailureThreshold, 1)) * time.Second
-	if want := 30 * time.Second; patience < want {
-		report(of, "after %v of failures the container is killed; want at least %v", patience, want)
+	grace := time.Duration(p.InitialDelaySeconds+max(p.PeriodSeconds, 1)*max(p.FailureThreshold, 1)) * time.Second
+	if want := 30 * time.Second; grace < want {
+		report(of, "after %v of failures the container is killed; want at least %v", grace, want)
 	}
 }
 

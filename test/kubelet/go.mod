@@ -1,5 +1,5 @@
-// Tests against the code of kubelet itself. A module of its own, so that nobody who
-// imports csikit gets Kubernetes with it.
+// Tests against the code of kubelet itself. A module of its own, so that importers of csikit do
+// not get Kubernetes in their module graph.
 module github.com/csikit/csikit/test/kubelet
 
 go 1.26.0
