@@ -3,6 +3,7 @@ package deploy
 import (
 	"maps"
 	"slices"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -123,6 +124,11 @@ var objectRules = []rule{
 				if !slices.ContainsFunc(provisioner.Env, func(e corev1.EnvVar) bool { return e.Name == name && e.ValueFrom != nil }) {
 					report("csi-provisioner", "--enable-capacity without $%s", name)
 				}
+			}
+			// Each create and delete refreshes the capacity of every class and topology; at the
+			// default of 1 request per second pods have waited two minutes for it.
+			if qps, _ := strconv.ParseFloat(provisioner.flags["kube-api-capacity-qps"], 64); qps < 10 {
+				report("csi-provisioner", "--enable-capacity: --kube-api-capacity-qps is %g, want at least 10", qps)
 			}
 		}
 	}},

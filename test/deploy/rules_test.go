@@ -26,6 +26,7 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"attach", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-attacher, $patch: delete}]}}}}`},
 	{"capacity", "CSIDriver", "block.csikit.dev", `{spec: {storageCapacity: false}}`},
 	{"capacity", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-provisioner, env: [{name: POD_NAME, $patch: delete}]}]}}}}`},
+	{"capacity", "Deployment", "blockdriver-controller", `- {op: replace, path: /spec/template/spec/containers/0/args/8, value: --kube-api-capacity-qps=1}`},
 	// As the overlays were before: no segments, of the nodes or of the pool.
 	{"topology", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=node, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, "-node-id=$(NODE_NAME)", -drain-timeout=20s]}]}}}}`},
 	{"topology", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=controller, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, -drain-timeout=20s]}]}}}}`},

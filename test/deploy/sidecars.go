@@ -92,7 +92,7 @@ var sidecars = map[string]sidecar{
 		},
 	},
 	"csi-resizer": {
-		version: "v2.2.1", controller: true, needs: []string{"EXPAND_VOLUME", "MODIFY_VOLUME"},
+		version: "v2.2.0", controller: true, needs: []string{"EXPAND_VOLUME", "MODIFY_VOLUME"},
 		rights: func(c *cluster, n *container) []right {
 			rs := []right{
 				{false, "", []string{"persistentvolumes"}, plus("patch"), "resizing"},
