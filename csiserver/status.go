@@ -22,7 +22,7 @@ import (
 // behind; of a call that only asks, INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Of a long message the first
+// [csispec.Redacted.RedactText] does: see [WithRedactedKeys]. Of a long message the first
 // 4 KiB are kept.
 func StatusNormalization(opts ...InterceptorOption) Interceptor {
 	return statusNormalization(newInterceptorConfig(opts))

@@ -222,3 +222,48 @@ func deviceByNumber(major, minor uint32) (Device, error) {
 	}
 	return Device{}, fmt.Errorf("device %d:%d has no name in sysfs", major, minor)
 }
+
+// disk reads a device with direct I/O.
+type disk struct {
+	*os.File
+	aligned io.ReaderAt
+	cached  *os.File
+}
+
+func (d disk) ReadAt(p []byte, off int64) (int, error) {
+	n, err := d.aligned.ReadAt(p, off)
+	if errors.Is(err, unix.EINVAL) { // direct I/O is not possible here; the page cache may be
+		return d.cached.ReadAt(p, off)
+	}
+	return n, err
+}
+
+func (d *device) direct() (disk, error) {
+	f, err := d.reopen(unix.O_RDONLY | unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = d.reopen(unix.O_RDONLY)
+	}
+	if err != nil {
+		return disk{}, err
+	}
+	block, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		f.Close()
+		return disk{}, os.NewSyscallError("ioctl BLKSSZGET", err)
+	}
+	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
+}
+
+// readAhead starts reading into the page cache, without waiting.
+func (d *device) readAhead(off, n int64) {
+	_ = unix.Fadvise(int(d.file.Fd()), max(off, 0), n, unix.FADV_WILLNEED) // advice may fail
+}
+
+// reopen opens the same device again, even if its path leads elsewhere now.
+func (d *device) reopen(flags int) (*os.File, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), d.path), nil
+}

@@ -199,21 +199,6 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 	return dev.setReadOnly(readOnly)
 }
 
-// bind attaches a copy of the mount at source to target, after check has accepted it.
-func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) (err error) {
-	_, done := n.telemetry.step(ctx, "bind")
-	defer func() { done(err) }()
-	tree, err := mountapi.CloneTree(source, attr)
-	if err != nil {
-		return fmt.Errorf("%s: %w", source, err)
-	}
-	defer tree.Close()
-	if err := check(tree); err != nil {
-		return err
-	}
-	return tree.Attach(target)
-}
-
 // makeDirectory creates the target; undo removes it if this call created it.
 func makeDirectory(target string) (undo func(), err error) {
 	err = os.Mkdir(target, 0o750)

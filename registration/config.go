@@ -70,8 +70,8 @@ type Config struct {
 	// answered, one call at a time with a deadline of two seconds, and not again once
 	// it has returned true. It fits csiserver.WithReady too. Nil means ready.
 	Ready func(context.Context) (bool, error)
-	// Shutdown is what happens to the registration when Serve ends.
-	Shutdown Shutdown
+	// OnShutdown is what happens to the registration when Serve ends.
+	OnShutdown Shutdown
 	// Logger receives each change of the Status. Nil discards.
 	Logger *slog.Logger
 }
@@ -138,8 +138,8 @@ func (c *Config) complete() error {
 	if !slices.ContainsFunc(c.SupportedVersions, func(v string) bool { return strings.HasPrefix(v, "1.") }) {
 		errs = append(errs, errors.New("SupportedVersions: kubelet accepts only 1.x, and none is given"))
 	}
-	if c.Shutdown != Deregister && c.Shutdown != KeepRegistered {
-		errs = append(errs, fmt.Errorf("Shutdown %d: want Deregister or KeepRegistered", c.Shutdown))
+	if c.OnShutdown != Deregister && c.OnShutdown != KeepRegistered {
+		errs = append(errs, fmt.Errorf("OnShutdown %d: want Deregister or KeepRegistered", c.OnShutdown))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

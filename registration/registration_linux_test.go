@@ -314,7 +314,7 @@ func TestKeepRegistered(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
 	d := &driver{nodeID: "old"}
-	old := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Shutdown: registration.KeepRegistered}).start()
+	old := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, OnShutdown: registration.KeepRegistered}).start()
 	old.await(registration.Registered)
 	old.end()
 	if _, err := os.Lstat(regSocket(dir)); err != nil {

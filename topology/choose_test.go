@@ -467,8 +467,8 @@ func TestChooseAgainstNaive(t *testing.T) {
 			t.Fatalf("%s\nChoose = %v, want %v", describe(), names(chosen), names(want))
 		}
 		var accessible []topology.Segments
-		for _, m := range topology.Accessible(chosen...) {
-			accessible = append(accessible, topology.Of(m))
+		for _, m := range topology.AccessibleTopology(chosen...) {
+			accessible = append(accessible, topology.FromTopology(m))
 		}
 		ok, err := topology.Satisfies(req, accessible...)
 		if !ok || err != nil || len(accessible) != n.copies || !n.satisfied(accessible) {

@@ -26,7 +26,7 @@ func ExampleChoose() {
 			fmt.Println(status.Code(err), err)
 			continue
 		}
-		fmt.Println(chosen[0].Name, topology.Accessible(chosen...)[0].Segments)
+		fmt.Println(chosen[0].Name, topology.AccessibleTopology(chosen...)[0].Segments)
 	}
 	// Output:
 	// pool-2 map[topology.example.com/zone:z2]

@@ -24,10 +24,10 @@ func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 		out  *[]form
 	}{{"requisite", req.GetRequisite(), &r.requisite}, {"preferred", req.GetPreferred(), &r.preferred}} {
 		for i, t := range list.in {
-			if err := joined(segmentErrors(Of(t))); err != nil {
+			if err := joined(segmentErrors(FromTopology(t))); err != nil {
 				return nil, invalid(op, "%s[%d]: %w", list.name, i, err)
 			}
-			*list.out = append(*list.out, canonical(Of(t)))
+			*list.out = append(*list.out, canonical(FromTopology(t)))
 		}
 		*list.out = distinct(*list.out)
 	}

@@ -15,8 +15,8 @@ import (
 // as "topology.example.com/zone": "z1". None means everywhere.
 type Segments map[string]string
 
-// Of returns the segments of a message; none for nil.
-func Of(t *csi.Topology) Segments { return t.GetSegments() }
+// FromTopology returns the segments of a message; none for nil.
+func FromTopology(t *csi.Topology) Segments { return t.GetSegments() }
 
 // Parse parses "key=value,key=value", from a flag or an environment variable. An
 // empty text is no segments. White space around commas is ignored. The result is

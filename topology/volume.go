@@ -14,7 +14,7 @@ import (
 
 // Accessible returns accessible_topology for a volume in the chosen places: nil,
 // which means everywhere, if one of them is accessible from everywhere.
-func Accessible(chosen ...Candidate) []*csi.Topology {
+func AccessibleTopology(chosen ...Candidate) []*csi.Topology {
 	var list []*csi.Topology
 	seen := map[string]bool{}
 	for _, c := range chosen {
@@ -35,7 +35,7 @@ func Accessible(chosen ...Candidate) []*csi.Topology {
 // hold. The scheduler of Kubernetes compares with the latter; the sum would promise volumes
 // that fit in no place.
 func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {
-	wanted := canonical(Of(at))
+	wanted := canonical(FromTopology(at))
 	var sum, largest int64
 	for _, c := range from {
 		if c.Free <= 0 || !canonical(c.Segments).compatible(wanted) {

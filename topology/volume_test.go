@@ -14,14 +14,14 @@ import (
 )
 
 func TestAccessible(t *testing.T) {
-	got := topology.Accessible(pools("a:zone=z1:1 b:zone=z2:1 c:zone=z1:1")...)
+	got := topology.AccessibleTopology(pools("a:zone=z1:1 b:zone=z2:1 c:zone=z1:1")...)
 	if len(got) != 2 || got[0].Segments[zone] != "z1" || got[1].Segments[zone] != "z2" {
 		t.Errorf("Accessible = %v", got)
 	}
-	if got := topology.Accessible(pools("a:zone=z1:1 b::1")...); got != nil {
+	if got := topology.AccessibleTopology(pools("a:zone=z1:1 b::1")...); got != nil {
 		t.Errorf("with everywhere: %v, want nil", got)
 	}
-	if got := topology.Accessible(); got != nil {
+	if got := topology.AccessibleTopology(); got != nil {
 		t.Errorf("of nothing: %v, want nil", got)
 	}
 }

@@ -19,19 +19,19 @@
 //
 //	CreateVolume                volume_name  +volume (source)  +snapshot (source)
 //	DeleteVolume                volume
-//	ControllerPublishVolume     +volume  ±volume_attach  volume_node
-//	ControllerUnpublishVolume   +volume  ±volume_attach  volume_node
+//	ControllerPublishVolume     +volume  ±attachments  attachment
+//	ControllerUnpublishVolume   +volume  ±attachments  attachment
 //	ControllerExpandVolume      volume
 //	ControllerModifyVolume      volume
 //	CreateSnapshot              snapshot_name  +volume (source)
 //	DeleteSnapshot              snapshot
 //	CreateVolumeGroupSnapshot   group_snapshot_name  +volume (each source)
 //	DeleteVolumeGroupSnapshot   group_snapshot  snapshot (each member)
-//	NodeStageVolume             node_volume
-//	NodeUnstageVolume           node_volume
-//	NodeExpandVolume            node_volume
-//	NodePublishVolume           ±node_volume  target_path
-//	NodeUnpublishVolume         +node_volume  target_path
+//	NodeStageVolume             volume_on_node
+//	NodeUnstageVolume           volume_on_node
+//	NodeExpandVolume            volume_on_node
+//	NodePublishVolume           ±volume_on_node  target_path
+//	NodeUnpublishVolume         +volume_on_node  target_path
 //
 // All others take no key and never wait: probes, capabilities, lists, statistics,
 // health, capacity and validation. So the pods of one shared volume are published and

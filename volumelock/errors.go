@@ -18,9 +18,9 @@ type BusyError struct {
 	ContendedFor time.Duration // since a call was first refused because of Holder, or began to wait for it
 	Parked       bool          // Holder has returned, and its work is still in flight
 
-	// Waiting is set after a wait when Holder does not hold the key, but precedes RPC in
+	// HolderWaiting is set after a wait when Holder does not hold the key, but precedes RPC in
 	// the queue and has waited for Age. See [Table.AcquireWait].
-	Waiting bool
+	HolderWaiting bool
 }
 
 // newBusyError is for the refused rpc. The shard of blocker is locked.
@@ -44,7 +44,7 @@ func (e *BusyError) Error() string {
 	case e.Parked:
 		return fmt.Sprintf("%s: %s is parked by %s, %v old%s: that call has returned but its work is still in flight; find out what blocks it",
 			e.RPC, e.Key, holder, short(e.Age), contended)
-	case e.Waiting:
+	case e.HolderWaiting:
 		return fmt.Sprintf("%s: %s has been waited for by %s for %v, which is served first; retry", e.RPC, e.Key, holder, short(e.Age))
 	}
 	return fmt.Sprintf("%s: %s is held by %s for %v%s; retry when that call has ended", e.RPC, e.Key, holder, short(e.Age), contended)

@@ -125,8 +125,8 @@ func controllerPublish(r *csi.ControllerPublishVolumeRequest) []Request {
 	}
 	return []Request{
 		shared(KindVolume, r.GetVolumeId()),
-		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
-		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+		{Key{KindAttachments, r.GetVolumeId()}, attach},
+		attachment(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
@@ -139,16 +139,16 @@ func controllerUnpublish(r *csi.ControllerUnpublishVolumeRequest) []Request {
 	}
 	return []Request{
 		shared(KindVolume, r.GetVolumeId()),
-		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
-		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+		{Key{KindAttachments, r.GetVolumeId()}, attach},
+		attachment(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
-func volumeNode(volumeID, nodeID string) Request {
+func attachment(volumeID, nodeID string) Request {
 	if volumeID == "" || nodeID == "" {
 		return Request{} // omitted
 	}
-	return Request{VolumeNodeKey(volumeID, nodeID), Exclusive}
+	return Request{AttachmentKey(volumeID, nodeID), Exclusive}
 }
 
 func controllerExpand(r *csi.ControllerExpandVolumeRequest) []Request {
@@ -188,15 +188,15 @@ func deleteGroupSnapshot(r *csi.DeleteVolumeGroupSnapshotRequest) []Request {
 }
 
 func nodeStage(r *csi.NodeStageVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 func nodeUnstage(r *csi.NodeUnstageVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 func nodeExpand(r *csi.NodeExpandVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 // nodePublish shares the volume, so that the pods of one volume do not get ABORTED because
@@ -214,14 +214,14 @@ func nodePublish(r *csi.NodePublishVolumeRequest) []Request {
 		volume = Shared
 	}
 	return []Request{
-		{Key{KindNodeVolume, r.GetVolumeId()}, volume},
+		{Key{KindVolumeOnNode, r.GetVolumeId()}, volume},
 		target(r.GetTargetPath()),
 	}
 }
 
 func nodeUnpublish(r *csi.NodeUnpublishVolumeRequest) []Request {
 	return []Request{
-		shared(KindNodeVolume, r.GetVolumeId()),
+		shared(KindVolumeOnNode, r.GetVolumeId()),
 		target(r.GetTargetPath()),
 	}
 }

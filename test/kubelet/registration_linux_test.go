@@ -202,7 +202,7 @@ func restartKept(t *testing.T, k *kubelet, driver string) (until, gap time.Durat
 }
 
 func restartWith(t *testing.T, k *kubelet, driver string, s registration.Shutdown) (until, gap time.Duration) {
-	shutdown := func(c *registration.Config) { c.Shutdown = s }
+	shutdown := func(c *registration.Config) { c.OnShutdown = s }
 	old := serve(t, k, driver, "node", shutdown)
 	k.await(t, driver, 0, "node")
 	old.await(t, registration.Registered)
