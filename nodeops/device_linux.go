@@ -25,8 +25,8 @@ type device struct {
 	size         int64
 }
 
-// errNoDevice means that the device does not exist, or not yet.
-var errNoDevice = errors.New("does not exist; check that the volume is attached to this node")
+// errNoDevice means that the device does not exist or has no medium, perhaps only not yet.
+var errNoDevice = errors.New("check that the volume is attached to this node")
 
 // awaitDevice is openDevice for a device that may appear later. It resolves the path at
 // each attempt, since udev may have changed the link.
@@ -46,7 +46,7 @@ func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error)
 func openDevice(d Device) (*device, error) {
 	path, err := filepath.EvalSymlinks(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
+		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolve device: %w", err)
@@ -54,7 +54,7 @@ func openDevice(d Device) (*device, error) {
 	// O_NONBLOCK: opening a path that is not a block device must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
+		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open device: %w", err)
@@ -80,7 +80,7 @@ func (d *device) check(want Device) error {
 		return err
 	}
 	if d.size == 0 { // a loop device without an image, or a disk that is being attached
-		return faultf(KindPrecondition, "device %s has size 0 and %w", d.path, errNoDevice)
+		return faultf(KindPrecondition, "device %s has size 0: it is not ready or has no medium; %w", d.path, errNoDevice)
 	}
 	if want.Size != 0 && want.Size != d.size {
 		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)

@@ -177,7 +177,7 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 			s.ours[place] = block
 			s.fsTypes[m.fsType] = true
 		case ok:
-			s.foreign = fmt.Sprintf("the mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
+			s.foreign = fmt.Sprintf("the csikit mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
 		case !bytes.Equal(block, make([]byte, markSize)) && s.foreign == "":
 			s.foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)
 		}

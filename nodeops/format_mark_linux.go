@@ -15,7 +15,7 @@ func (d *device) writeMark(m mark) error {
 		blocks[place] = m.encode(place)
 	}
 	if err := d.writeBlocks(blocks); err != nil {
-		return fmt.Errorf("write the mark of mkfs to %s: %w", d.path, err)
+		return fmt.Errorf("write the csikit mkfs mark to %s: %w", d.path, err)
 	}
 	return d.compareBlocks(blocks)
 }
@@ -35,7 +35,7 @@ func (d *device) clearMark(s markSearch) error {
 		err = d.writeBlocks(zeros)
 	}
 	if err != nil {
-		return faultf(KindUncertain, "clear the mark of mkfs on %s: %w", d.path, err)
+		return faultf(KindUncertain, "clear the csikit mkfs mark on %s: %w", d.path, err)
 	}
 	return nil
 }
@@ -64,10 +64,10 @@ func (d *device) compareBlocks(blocks map[int64][]byte) error {
 	for place, want := range blocks {
 		have := make([]byte, len(want))
 		if _, err := disk.ReadAt(have, place); err != nil {
-			return fmt.Errorf("read back the mark of mkfs on %s: %w", d.path, err)
+			return fmt.Errorf("read back the csikit mkfs mark on %s: %w", d.path, err)
 		}
 		if !bytes.Equal(have, want) {
-			return fmt.Errorf("%s does not hold at byte %d what was written there: check that no other node writes to it", d.path, place)
+			return fmt.Errorf("%s returns other data at byte %d than was written: check that no other node writes to it", d.path, place)
 		}
 	}
 	return nil

@@ -144,7 +144,7 @@ type Device struct {
 	Path   string // "/dev/…"; symlinks such as /dev/disk/by-id/… are followed
 	Serial string // as in sysfs
 	WWID   string // as in sysfs
-	Size   int64  // bytes, exactly
+	Size   int64  // bytes; must equal the device size
 }
 
 // InFlight lists the operations in flight, oldest first, by path. One that is minutes old
@@ -248,7 +248,7 @@ func (p resolvedPath) volume() (string, error) {
 	return p.path, p.err
 }
 
-var errNotMounted = faultf(KindNotFound, "no volume is mounted there")
+var errNotMounted = faultf(KindNotFound, "no volume is mounted at the path")
 
 // lock locks the name of a device or share until unlock is called. It is for use inside
 // of run, and held for a few system calls only; of these a mount may hang with its device.

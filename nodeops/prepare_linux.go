@@ -49,7 +49,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 		return faultf(KindPrecondition, "%s holds a %v, but %s was requested: request the type that it has; "+zeroing, dev.path, found, r.FSType, dev.path)
 	}
 	if found.Devices > 1 {
-		return faultf(KindPrecondition, "%s holds one of the %d devices of a %v: a volume is one device", dev.path, found.Devices, found)
+		return faultf(KindPrecondition, "%s is one of the %d devices of a %v: multi-device file systems are not supported", dev.path, found.Devices, found)
 	}
 	if found.Size > dev.size {
 		return faultf(KindPrecondition, "%s has %d bytes, too small for the %v that it holds: expand the device", dev.path, dev.size, found)

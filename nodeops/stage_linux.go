@@ -40,7 +40,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
 		}
 		if diff := want.compare(on); len(diff) > 0 {
-			return conflict("something else is staged there", diff)
+			return conflict("another volume or another configuration is staged at the staging path", diff)
 		}
 		// An earlier call may have been interrupted before it. After a final code the CO
 		// would not unmount what stays mounted.
@@ -56,7 +56,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	if st, err := os.Lstat(target); err != nil {
 		return faultf(KindPrecondition, "the CO has to create the staging directory: %w", err)
 	} else if !st.IsDir() {
-		return conflict("the staging path is taken", []Difference{{"staging path", "a directory", describe(st)}})
+		return conflict("the staging path exists and has the wrong type", []Difference{{"staging path", "a directory", describe(st)}})
 	}
 	if err := n.prepareFilesystem(ctx, r, dev, readOnly); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resol
 		err = n.unmountTop(ctx, target)
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount there is corrupted (%w) and cannot be replaced: %w", why, err)}
+		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
 	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
 	return n.stageFilesystem(ctx, r, path, opts)
@@ -142,7 +142,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 		return err
 	}
 	if major != dev.major || minor != dev.minor {
-		return faultf(KindPrecondition, "%s has become another device while it was mounted: retry", dev.path)
+		return faultf(KindPrecondition, "%s now refers to a different device; retry", dev.path)
 	}
 	return tree.Attach(target)
 }

@@ -18,8 +18,8 @@
 //
 // A rejection by kubelet does not end Serve, because kubelet retries automatically.
 // [Registrar.Status] reports the state with kubelet's message, and
-// [Registrar.Check] is a readiness check, which csiserver.ReadyCheck takes. It is not
-// a liveness check: see there.
+// [Registrar.Check] is a readiness check for csiserver.ReadyCheck, not for liveness probes
+// (see Registrar.Check).
 //
 // # What it cannot repair
 //
@@ -54,5 +54,5 @@
 // process in a container may have to be privileged for kubelet to connect. On Linux
 // /proc has to be mounted, and any kernel that Go supports is sufficient; the registration
 // directory must not be on a file system without RENAME_NOREPLACE, such as NFS. On
-// other systems two instances that start concurrently are not kept apart.
+// other systems concurrent instances are not detected.
 package registration

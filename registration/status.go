@@ -25,7 +25,7 @@ const (
 	// registration status yet.
 	AwaitingKubelet
 	// Rejected means that kubelet called GetInfo and did not register the driver. It
-	// retries automatically, after half a second at first and two minutes in the end.
+	// retries automatically, with a backoff from 0.5 s to 2 minutes.
 	Rejected
 	// Registered means that kubelet has registered the driver.
 	Registered
@@ -41,7 +41,7 @@ func (s State) String() string {
 	return stateNames[s]
 }
 
-// Status is what is known of a registration.
+// Status is the state of a registration, with its cause and counters.
 type Status struct {
 	State State
 	// Since is when the State began. It is zero before Serve.
@@ -73,7 +73,7 @@ const logInterval = 10 * time.Second
 var (
 	errStopped         = errors.New("Serve is not running")
 	errNoKubeletStatus = errors.New("kubelet has not registered the driver yet")
-	errUnwatched       = errors.New("the registration directory was deleted and recreated: kubelet watches the deleted one and has to be restarted")
+	errUnwatched       = errors.New("the registration directory was deleted and recreated: kubelet still watches the deleted one; restart kubelet")
 	errSocketLost      = errors.New("the registration socket was missing, and kubelet has deregistered the driver: the socket was recreated")
 )
 
@@ -108,7 +108,7 @@ func (r *Registrar) current() situation {
 	}
 	if r.getInfoSocket != r.socketsCreated && time.Since(now.since) > kubeletSilence {
 		now.err = fmt.Errorf("%s; it has not called the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
-			"if that directory was deleted and recreated, kubelet has to be restarted", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
+			"if that directory was deleted and recreated, restart kubelet", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
 	}
 	return now
 }

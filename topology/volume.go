@@ -29,11 +29,11 @@ func AccessibleTopology(chosen ...Candidate) []*csi.Topology {
 	return list
 }
 
-// Capacity returns the response of GetCapacity for one topology; nil, or one without
-// segments, stands for all: as available capacity the free bytes of all places that are
-// accessible from it, and as maximum volume size the largest volume that one of them can
-// hold. The scheduler of Kubernetes compares with the latter; the sum would promise volumes
-// that fit in no place.
+// Capacity returns the response of GetCapacity for the places that are accessible from one
+// topology; nil, or one without segments, selects all places. available_capacity is the sum
+// of their free bytes, and maximum_volume_size the largest volume that one of them can hold.
+// The scheduler of Kubernetes compares with maximum_volume_size: the sum would promise
+// volumes that fit in no place.
 func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {
 	wanted := canonical(FromTopology(at))
 	var sum, largest int64
@@ -66,20 +66,20 @@ func CheckNode(node Segments, volume ...Segments) error {
 		for _, p := range canonical(v) {
 			value, found := at[p.key]
 			if !found {
-				differ = append(differ, fmt.Sprintf("the node has no %s", p.key))
+				differ = append(differ, "no "+p.key)
 			} else if value != p.value {
-				differ = append(differ, fmt.Sprintf("%s of the node is %s", p.key, value))
+				differ = append(differ, p.key+"="+value)
 			}
 		}
 		if len(differ) == 0 {
 			return nil
 		}
-		why = append(why, fmt.Sprintf("not from %s, because %s", v, strings.Join(differ, " and ")))
+		why = append(why, fmt.Sprintf("from %s, but the node has %s", v, strings.Join(differ, " and ")))
 	}
 	if len(why) == 0 {
 		return nil
 	}
-	return fail(codes.FailedPrecondition, "access the volume from this node", "%s", several(why))
+	return fail(codes.FailedPrecondition, "check the topology of the node", "the volume is accessible %s", several(why))
 }
 
 // Change is a changed segment of a node. The value of an added segment is empty in Before,

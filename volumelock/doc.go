@@ -11,11 +11,12 @@
 //
 // # The default policy
 //
-// A key is exclusive, or with a + shared. With a ± that depends on the request:
-// an attachment is exclusive where the access mode limits the nodes that may
-// write, a publish takes the volume exclusively where the mode allows one target
-// on a node (SINGLE_NODE_WRITER, _READER_ONLY, _SINGLE_WRITER) or is unknown. A
-// key whose ID is empty in the request is omitted.
+// A key is exclusive, unless marked: + means shared, ± means shared or exclusive,
+// depending on the request. ControllerPublishVolume takes attachments exclusively where
+// the access mode limits the nodes that may write, ControllerUnpublishVolume where it
+// detaches from all nodes; NodePublishVolume takes volume_on_node exclusively where the
+// mode allows one target on a node (SINGLE_NODE_WRITER, _READER_ONLY, _SINGLE_WRITER) or
+// is unknown. A key whose ID is empty in the request is omitted.
 //
 //	CreateVolume                volume_name  +volume (source)  +snapshot (source)
 //	DeleteVolume                volume

@@ -146,7 +146,7 @@ func TestInterceptorParks(t *testing.T) {
 		}
 		for name, call := range map[string]func() error{"publish": publish, "expand": expand} {
 			err := call()
-			if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "parked by NodeStageVolume") {
+			if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "held by NodeStageVolume for 0s: that call has returned") {
 				t.Errorf("%s = %v, want ABORTED naming the parked stage", name, err)
 			}
 		}

@@ -17,9 +17,9 @@ type Kind uint8
 const (
 	KindVolume            Kind = iota + 1 // a volume ID, for the controller service
 	KindVolumeName                        // the name in CreateVolume, before there is an ID
-	KindAttachments                       // a volume ID: the set of nodes to which the volume is attached
-	KindAttachment                        // one attachment; see AttachmentKey
-	KindVolumeOnNode                      // a volume ID, for the node service
+	KindAttachments                       // a volume ID: all attachments of the volume, that is the set of nodes
+	KindAttachment                        // the attachment of a volume to one node; see AttachmentKey
+	KindVolumeOnNode                      // a volume ID, for the node service: the volume on this node
 	KindTarget                            // a target path on this node, cleaned; see DefaultPolicy
 	KindSnapshot                          // a snapshot ID
 	KindSnapshotName                      // the name in CreateSnapshot
@@ -55,7 +55,7 @@ type Key struct {
 }
 
 // AttachmentKey returns the key of the attachment of a volume to a node. Both
-// IDs may hold any character, and no two pairs share a key.
+// IDs may hold any character, and different pairs have different keys.
 func AttachmentKey(volumeID, nodeID string) Key {
 	// The length says where the volume ID ends; no separator could, since CSI
 	// leaves the content of both to the plugin.

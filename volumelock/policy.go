@@ -20,9 +20,10 @@ type Policy func(fullMethod string, req any) []Request
 // Reads take no key: they must not be refused, and what they return may change
 // right after anyway. The streams of SnapshotMetadata are reads as well, and may
 // take hours; for a snapshot that is being read, the backend refuses deletion with
-// FAILED_PRECONDITION, or your own Policy adds a key with [StreamServerInterceptor].
+// FAILED_PRECONDITION, or your own Policy adds a key: [Interceptor] holds it during the
+// stream.
 //
-// CreateVolume contains only the name of its volume, DeleteVolume only the ID: the
+// CreateVolume locks only the name of its volume, DeleteVolume only the ID: the
 // two do not exclude each other, and the same holds for snapshots and groups. A
 // driver that derives IDs from names adds the ID's key in its own Policy.
 //

@@ -8,9 +8,10 @@ import (
 	"time"
 )
 
-// Op describes a call that takes keys, for the [BusyError] of others.
+// Op is the identity of a call that takes keys: its RPC and its request id. A [BusyError]
+// names the Op that holds the key, and a retry is recognized by its RPC (see [Held.Park]).
 type Op struct {
-	RPC       string // "NodeStageVolume"; it decides which calls pass parked keys, see [Held.Park]
+	RPC       string // "NodeStageVolume"; which calls pass parked keys depends on it, see [Held.Park]
 	RequestID string // may be empty
 }
 

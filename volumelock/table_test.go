@@ -181,7 +181,7 @@ func TestBusyError(t *testing.T) {
 		pending := make(chan struct{})
 		h.Park(pending)
 		busy = mustBeBusy(t, &table, publish, sh(volumelock.KindVolumeOnNode, "v\n1"))
-		text = `NodePublishVolume: volume_on_node "v\n1" is parked by NodeStageVolume (request r-7), 43m1s old: that call has returned but its work is still in flight; find out what blocks it`
+		text = `NodePublishVolume: volume_on_node "v\n1" is held by NodeStageVolume (request r-7) for 43m1s: that call has returned, but its work is still in flight; check the storage that it uses`
 		if !busy.Parked || busy.Error() != text || status.Code(busy) != codes.Aborted {
 			t.Errorf("text  %s\nwant  %s", busy, text)
 		}

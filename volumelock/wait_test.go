@@ -218,7 +218,7 @@ func TestWaitNamesTheEarlierWaiter(t *testing.T) {
 		if !errors.As(err, &busy) || !busy.HolderWaiting || busy.Age != 30*time.Second {
 			t.Errorf("%+v, want the one that waits, for 30s", err)
 		}
-		if want := `NodePublishVolume: target_path "/t" has been waited for by NodeUnstageVolume (request 7) for 30s, which is served first; retry`; err.Error() != want {
+		if want := `NodePublishVolume: target_path "/t" was requested earlier by NodeUnstageVolume (request 7), which has waited for 30s and is served first; retry`; err.Error() != want {
 			t.Errorf("text  %v\nwant  %s", err, want)
 		}
 		// Acquire does not queue behind waiters.

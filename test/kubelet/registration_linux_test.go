@@ -411,7 +411,7 @@ func directoryRecreated(t *testing.T, k *kubelet) (until, gap time.Duration) {
 		t.Fatal(err)
 	}
 	await(t, "a new socket", func() bool { s := i.Status(); return s.State == registration.AwaitingKubelet && s.SocketsCreated > 1 })
-	if s := i.Status(); !strings.Contains(s.Err.Error(), "has to be restarted") {
+	if s := i.Status(); !strings.Contains(s.Err.Error(), "restart kubelet") {
 		t.Errorf("status %+v", s)
 	}
 	k.crash(t)
