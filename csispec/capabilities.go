@@ -129,7 +129,7 @@ func checkExpansion(k *checker, c Capabilities) {
 }
 
 // warnExpansion: no sentence says that EXPAND_VOLUME requires a volume_expansion,
-// which is how a CO learns when it may expand.
+// from which a CO learns when it may expand.
 func warnExpansion(k *checker, c Capabilities) {
 	if len(c.Expansion) > 0 {
 		return

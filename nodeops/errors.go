@@ -99,7 +99,7 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s is %s, want %s", d.What, d.Have, d.Want)
 }
 
-// Error is what every operation returns. If the caller's context ended while work was
+// Error is the error type of every operation. If the caller's context ended while work was
 // in flight, errors.As finds an interface{ Pending() <-chan struct{} } in it, whose channel
 // is closed when the work ends; the code is DEADLINE_EXCEEDED then, whatever Kind is.
 type Error struct {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/nodeops"
+	"google.golang.org/grpc"
 )
 
 // node is the node service of a driver for disks that appear in /dev under their serial
@@ -64,7 +65,8 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	var service csi.NodeServer = &node{ops: ops}
-	fmt.Println(service != nil)
-	// Output: true
+	server := grpc.NewServer()
+	csi.RegisterNodeServer(server, &node{ops: ops})
+	fmt.Println(len(server.GetServiceInfo()))
+	// Output: 1
 }

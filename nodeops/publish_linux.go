@@ -303,7 +303,7 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	}
 	if kept != nil {
 		// A retry succeeds: a device that is always read-only, not because of our flag,
-		// must not block the teardown for ever.
+		// must not block the teardown indefinitely.
 		return &fault{kind: KindUncertain, err: kept}
 	}
 	return nil

@@ -135,7 +135,7 @@ func parseGroup(group string) (gid int, err error) {
 type StageBlockRequest struct {
 	VolumeID          string
 	Device            Device
-	StagingTargetPath string // absolute; nothing is created or mounted there
+	StagingTargetPath string // absolute; nothing is created or mounted at it
 }
 
 // StageBlock waits for the device of a raw block volume and checks its identity and that

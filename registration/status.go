@@ -44,11 +44,11 @@ func (s State) String() string {
 // Status is the state of a registration, with its cause and counters.
 type Status struct {
 	State State
-	// Since is when the State began. It is zero before Serve.
+	// Since is the time at which the State began. It is zero before Serve.
 	Since time.Time
 	// Socket is the path of the registration socket as this process sees it.
 	Socket string
-	// Err is why the driver is not registered: kubelet's message if it rejected the
+	// Err is the reason why the driver is not registered: kubelet's message if it rejected the
 	// driver, else the reason for the State and, where an administrator has to act, what
 	// to do. It is nil if State is Registered.
 	Err error
@@ -57,7 +57,7 @@ type Status struct {
 	// restart of kubelet.
 	GetInfoCalls int
 	LastGetInfo  time.Time
-	// SocketsCreated is how often the socket was put in place: more than once if it
+	// SocketsCreated counts how often the socket was created: more than once if it
 	// was deleted, if another instance had served it, or by Reregister.
 	SocketsCreated int
 }
@@ -84,8 +84,8 @@ type situation struct {
 	err   error
 }
 
-// Status returns the current status. It never blocks. Registered is what kubelet
-// reported last: kubelet does not report that it deregisters a driver.
+// Status returns the current status. It never blocks. Registered means that kubelet
+// reported it last: kubelet does not report that it deregisters a driver.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()

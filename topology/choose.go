@@ -35,9 +35,9 @@ type option func(*config)
 
 func (o option) apply(c *config) { o(c) }
 
-// WithCopies requests a volume that is accessible from n topologies, with the whole
-// of its size in a place in each. The default is 1.
-func WithCopies(n int) Option { return option(func(c *config) { c.copies = n }) }
+// WithCopies requests a volume that is accessible from that number of topologies, with the
+// whole of its size in a place in each. The default is 1.
+func WithCopies(copies int) Option { return option(func(c *config) { c.copies = copies }) }
 
 // WithSpread selects, of places that the CO prefers equally, the one with the most free
 // bytes. It is the default.

@@ -3,7 +3,7 @@
 // requisite and preferred topologies and free capacity ([Choose]), the check of an
 // existing volume against accessibility_requirements ([Satisfies]),
 // accessible_topology and GetCapacity ([AccessibleTopology], [Capacity]), whether
-// a node can access a volume ([CheckNode]), and changes of a node's topology ([Drift]).
+// a node can access a volume ([CheckNode]), and changes of a node's segments ([Drift]).
 //
 // # Compatible topologies
 //

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Accessible returns accessible_topology for a volume in the chosen places: nil,
+// AccessibleTopology returns accessible_topology for a volume in the chosen places: nil,
 // which means everywhere, if one of them is accessible from everywhere.
 func AccessibleTopology(chosen ...Candidate) []*csi.Topology {
 	var list []*csi.Topology
@@ -97,9 +97,9 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s changed from %s to %s", c.Key, c.Before, c.Now)
 }
 
-// Drift returns the differences between the segments that NodeGetInfo returned earlier
-// and the current ones, in order of keys; nil if there are none. Report them before
-// returning the new ones: the CO and existing volumes may have stored the old ones.
+// Drift returns the segments of a node that have changed since an earlier NodeGetInfo, in
+// order of keys; nil if there are none. Log or report them before NodeGetInfo returns the
+// new segments: the CO and existing volumes may have stored the old ones.
 // Kubernetes keeps the values as labels of the node and refuses to register a plugin with
 // another value until the label is deleted, and volumes stay bound to the old
 // topology. Drift compares keys with their case, as labels are.

@@ -69,7 +69,7 @@ func (k Key) compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.ID, other.ID))
 }
 
-// Mode is how a key is taken.
+// Mode is shared or exclusive.
 type Mode uint8
 
 const (

@@ -9,9 +9,10 @@ import (
 )
 
 // Op is the identity of a call that takes keys: its RPC and its request id. A [BusyError]
-// names the Op that holds the key, and a retry is recognized by its RPC (see [Held.Park]).
+// names the Op that holds the key. A retry of a parked call is recognized by its RPC, keys
+// and modes (see [Held.Park]).
 type Op struct {
-	RPC       string // "NodeStageVolume"; which calls pass parked keys depends on it, see [Held.Park]
+	RPC       string // such as "NodeStageVolume"
 	RequestID string // may be empty
 }
 
