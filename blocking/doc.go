@@ -1,5 +1,5 @@
-// Package blocking runs calls that may block in the kernel for ever: mount, umount, statfs,
-// open and fsync on a server that does not respond or a frozen file system.
+// Package blocking runs calls that may block in the kernel indefinitely: mount, umount,
+// statfs, open and fsync on a server that does not respond or a frozen file system.
 //
 // Such a call cannot be cancelled, but it can be contained: a [Group] runs it on its own
 // goroutine, returns to the caller when the context ends, lists the call as in flight until

@@ -22,7 +22,7 @@ type PendingError struct {
 // Error contains the key and the start time, not the age, so that retries have the same
 // text and a CO can aggregate them into one event.
 func (e *PendingError) Error() string {
-	return fmt.Sprintf("%s: still running since %s: %v; it cannot be interrupted, a retry joins it",
+	return fmt.Sprintf("%s: still running since %s: %v; the call cannot be cancelled; a retry waits for the same call",
 		e.Key, e.Since.UTC().Format(time.RFC3339), e.Err)
 }
 

@@ -140,7 +140,7 @@ func TestDoContextEnds(t *testing.T) {
 		if got := status.Code(err); got != codes.DeadlineExceeded {
 			t.Errorf("code = %v, want DEADLINE_EXCEEDED", got)
 		}
-		for _, want := range []string{"umount /t", began.UTC().Format(time.RFC3339), "a retry joins it"} {
+		for _, want := range []string{"umount /t", began.UTC().Format(time.RFC3339), "a retry waits for the same call"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("text %q lacks %q", err, want)
 			}

@@ -48,7 +48,7 @@ func defaultLevel(fullMethod string) slog.Level {
 // one at warn level when a call is slow: see [WithSlowCallsAfter].
 //
 // Requests pass through [csispec.Redact], and the text of errors through
-// [csispec.Redacted.Strip]. A handler must not change its request, which is read
+// [csispec.Redacted.RedactText]. A handler must not change its request, which is read
 // concurrently. A nil logger discards.
 func Logging(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
 	return newCallLog(logger, newInterceptorConfig(opts)).interceptor()
@@ -210,7 +210,7 @@ func requestAttrs(attrs []slog.Attr, req any) []slog.Attr {
 // strip removes the secrets of the request from text.
 func strip(req any, keys []string, text string) string {
 	if m, ok := req.(proto.Message); ok {
-		return csispec.Redact(m, keys...).Strip(text)
+		return csispec.Redact(m, keys...).RedactText(text)
 	}
 	return text
 }

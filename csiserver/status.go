@@ -22,7 +22,7 @@ import (
 // INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.Strip] does: see [WithRedactedKeys]. Messages
+// [csispec.Redacted.RedactText] does: see [WithRedactedKeys]. Messages
 // are truncated to 4 KiB.
 func StatusNormalization(opts ...InterceptorOption) Interceptor {
 	return statusNormalization(newInterceptorConfig(opts))

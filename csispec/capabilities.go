@@ -28,8 +28,8 @@ type Capabilities struct {
 
 // CheckCapabilities returns the combinations of capabilities that a sentence of the
 // specification forbids, as a *[Violations] error, or nil. Each violation quotes the
-// sentence and says how to repair it. What is allowed and still looks like a mistake
-// is returned by [CapabilityWarnings]. Capabilities of a later version of CSI pass.
+// sentence and says how to repair it. [CapabilityWarnings] returns capabilities that are
+// allowed but probably unintended. Capabilities of a later version of CSI pass.
 //
 // It does not know whether the RPCs that the capabilities promise are implemented:
 // csiserver.New checks that.
@@ -40,10 +40,9 @@ func CheckCapabilities(c Capabilities) error {
 	return nil
 }
 
-// CapabilityWarnings returns what the specification does not forbid, but no plugin
-// means: a capability that a CO will not use because another one is missing, and
-// entries of a list that are unknown, removed or repeated. It returns nil if there is
-// nothing to warn of.
+// CapabilityWarnings returns allowed but probably unintended capabilities: a capability
+// that a CO will not use because another one is missing, and entries of a list that are
+// unknown, removed or repeated. It returns nil if there are none.
 func CapabilityWarnings(c Capabilities) []Violation {
 	_, warnings := checkCapabilities(c)
 	return warnings
@@ -130,7 +129,7 @@ func checkExpansion(k *checker, c Capabilities) {
 }
 
 // warnExpansion: no sentence says that EXPAND_VOLUME requires a volume_expansion,
-// which is how a CO learns when it may expand.
+// from which a CO learns when it may expand.
 func warnExpansion(k *checker, c Capabilities) {
 	if len(c.Expansion) > 0 {
 		return

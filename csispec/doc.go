@@ -6,8 +6,8 @@
 //   - [Redact] renders a message for a log: secrets, service-account tokens
 //     and credentials in mount flags are masked, and nothing is computed unless
 //     the message is printed.
-//   - [CheckCapabilities] finds contradicting capabilities at start-up, and
-//     [CapabilityWarnings] those that a CO will not use.
+//   - [CheckCapabilities] finds capabilities that contradict the specification at start-up,
+//     and [CapabilityWarnings] those that are allowed but probably unintended.
 //   - [MetadataStream] and [History] validate several messages together: a
 //     stream of the SnapshotMetadata service, and values that must not change
 //     between the responses of a plugin.

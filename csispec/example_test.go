@@ -94,10 +94,10 @@ func ExampleRedact() {
 	// {"volume_id":"vol-1","secrets":"***stripped***","volume_context":{"csi.storage.k8s.io/serviceAccount.tokens":"***stripped***","share":"backup"}}
 }
 
-func ExampleRedacted_Strip() {
+func ExampleRedacted_RedactText() {
 	req := &csi.NodeStageVolumeRequest{Secrets: map[string]string{"password": "hunter2"}}
 	err := fmt.Errorf("mount.cifs: cannot log in as backup/hunter2")
-	fmt.Println(csispec.Redact(req).Strip(err.Error()))
+	fmt.Println(csispec.Redact(req).RedactText(err.Error()))
 	// Output:
 	// mount.cifs: cannot log in as backup/***stripped***
 }

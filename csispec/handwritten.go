@@ -19,7 +19,7 @@ func (w *walker) capacityRangeByHand(m *csi.CapacityRange) {
 	case required == 0 && limit == 0:
 		w.add("", "capacity-range", "needs required_bytes or limit_bytes")
 	case limit > 0 && required > limit:
-		w.add("", "capacity-range", "requires %d bytes, above its limit of %d", required, limit)
+		w.add("", "capacity-range", "required_bytes %d exceeds limit_bytes %d", required, limit)
 	}
 }
 
@@ -45,8 +45,9 @@ func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_Access
 func (w *walker) nodePublishVolumeRequestByHand(m *csi.NodePublishVolumeRequest) {
 	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" {
 		w.addCode(codes.FailedPrecondition, "staging_target_path", "staging-path",
-			"is empty, but this plugin stages volumes: call NodeStageVolume first and send its path. "+
-				"Ephemeral inline volumes, which Kubernetes does not stage, are not supported: use a claim, or a generic ephemeral volume")
+			"is empty; NodeStageVolume must come first, because the plugin reports STAGE_UNSTAGE_VOLUME. "+
+				"Kubernetes does not stage an inline ephemeral volume, so the plugin does not support them: "+
+				"in the pod, use a PersistentVolumeClaim or a generic ephemeral volume")
 	}
 }
 

@@ -38,7 +38,8 @@ func (o option) apply(c config) config { return o(c) }
 //     [WithStageUnstageVolume], with STAGE_UNSTAGE_VOLUME.
 //
 // Fields that depend on a service of another process, whose list is nil, pass;
-// c.Plugin is the same in every process and has to be set.
+// c.Plugin is the same in every process and has to be set. csiserver passes this option
+// with the capabilities that the driver reports.
 func WithCapabilities(c Capabilities) Option {
 	present, absent := c.split()
 	return option(func(c config) config {
@@ -48,10 +49,10 @@ func WithCapabilities(c Capabilities) Option {
 	})
 }
 
-// WithStageUnstageVolume means that the node plugin has the capability
-// STAGE_UNSTAGE_VOLUME. A NodePublishVolumeRequest then needs a
-// staging_target_path; without one the code is FAILED_PRECONDITION, unless another
-// field is invalid too.
+// WithStageUnstageVolume is [WithCapabilities] for STAGE_UNSTAGE_VOLUME only, for a caller
+// that does not know the other capabilities of the plugin: WithCapabilities includes it.
+// A NodePublishVolumeRequest then needs a staging_target_path; without one the code is
+// FAILED_PRECONDITION, unless another field is invalid too.
 func WithStageUnstageVolume() Option {
 	return option(func(c config) config { c.present |= stageUnstage; return c })
 }

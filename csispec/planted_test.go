@@ -78,7 +78,7 @@ func FuzzPlantedSecrets(f *testing.F) {
 		if s := red.String(); !json.Valid([]byte(s)) {
 			t.Errorf("String: %s", s)
 		}
-		fmt.Fprintln(&b, red, red.Strip("got "+secret+" and "+fmt.Sprintf("%q", secret)))
+		fmt.Fprintln(&b, red, red.RedactText("got "+secret+" and "+fmt.Sprintf("%q", secret)))
 		if err := Validate(m.Interface()); err != nil {
 			// Also with invalid flags and keys.
 			var v *Violations

@@ -85,7 +85,7 @@ func TestRedactString(t *testing.T) {
 	}
 }
 
-func TestRedactText(t *testing.T) {
+func TestRedactSlogText(t *testing.T) {
 	var b bytes.Buffer
 	slog.New(slog.NewTextHandler(&b, nil)).Info("x", "request", csispec.Redact(publish("s3cret", "ro", "pass=s3cret"), "mine"))
 	for _, want := range []string{
@@ -167,20 +167,20 @@ func TestRedactSplitMountFlags(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	if got := csispec.Redact(m).Strip("no key abcdef, y"); got != "no key ***stripped***, y" {
+	if got := csispec.Redact(m).RedactText("no key abcdef, y"); got != "no key ***stripped***, y" {
 		t.Error(got)
 	}
 }
 
 // A user name is not masked in other text: it may be any word of it.
-func TestStripLeavesUserNames(t *testing.T) {
+func TestRedactTextKeepsUserNames(t *testing.T) {
 	m := publish("s3cret", "username=data,password=hunter2", "user=root%toor")
-	if got, want := csispec.Redact(m).Strip("no /data for root by hunter2, toor"), "no /data for root by ***stripped***, ***stripped***"; got != want {
+	if got, want := csispec.Redact(m).RedactText("no /data for root by hunter2, toor"), "no /data for root by ***stripped***, ***stripped***"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-func TestStrip(t *testing.T) {
+func TestRedactText(t *testing.T) {
 	pem := "-----BEGIN KEY-----\nabc/def+123\n-----END KEY-----\n"
 	m := publish(pem, "noatime", "password=hunter2,x")
 	m.Secrets["short"] = "abc"
@@ -200,11 +200,11 @@ func TestStrip(t *testing.T) {
 		{"overlapping, overlap and lapping", "***stripped***, ***stripped*** and ***stripped***"},
 		{"noatime is fine for /t and v", "noatime is fine for /t and v"},
 	} {
-		if got := r.Strip(tt.text); got != tt.want {
+		if got := r.RedactText(tt.text); got != tt.want {
 			t.Errorf("strip %q: got %q, want %q", tt.text, got, tt.want)
 		}
 	}
-	if got := csispec.Redact(nil).Strip("x"); got != "x" {
+	if got := csispec.Redact(nil).RedactText("x"); got != "x" {
 		t.Errorf("nil message: %q", got)
 	}
 }
@@ -261,7 +261,7 @@ func FuzzRedact(f *testing.F) {
 			t.Errorf("not one valid document: %s", s)
 		}
 		b.WriteString(s)
-		b.WriteString(r.Strip("echo " + secret + "; " + fmt.Sprintf("%q", secret)))
+		b.WriteString(r.RedactText("echo " + secret + "; " + fmt.Sprintf("%q", secret)))
 		if strings.Contains(b.String(), planted) {
 			t.Errorf("leaks: %s", &b)
 		}

@@ -17,8 +17,8 @@ import (
 // A required bool or number cannot be distinguished from its zero value and is not
 // checked. Messages outside the package csi.v1 pass. Rules for more than one
 // message are those of [MetadataStream] and [History]. Strings of requests
-// are assumed to be valid UTF-8, because the decoder rejects others; a response with
-// others (rule utf-8) could not be sent.
+// are assumed to be valid UTF-8, because the decoder rejects others; a response that is not
+// valid UTF-8 cannot be encoded (rule utf-8).
 //
 // Kubernetes adds entries that begin with csi.storage.k8s.io/ to maps of the
 // plugin; they do not count towards the size of a map.

@@ -35,7 +35,7 @@ type Violation struct {
 // [MetadataStream] and [History]: every rule
 // that Subject breaks, in the order of its fields. All is never empty.
 type Violations struct {
-	// Subject is what was validated: the short name of the message, as in
+	// Subject names the validated object: the short name of the message, as in
 	// "NodePublishVolumeRequest", or "capabilities" or "capacity_range".
 	Subject string
 	All     []Violation

@@ -133,7 +133,7 @@ func configure(ctx context.Context, image *os.File, path string, c config) (*Dev
 			return d, err
 		}
 	}
-	return nil, fmt.Errorf("%w: lost the race for a free loop device %d times", unix.EBUSY, maxRaces)
+	return nil, fmt.Errorf("%w: no free loop device could be claimed in %d attempts", unix.EBUSY, maxRaces)
 }
 
 func configureDevice(dev, backing *os.File, path string, c config) (*Device, error) {

@@ -13,7 +13,7 @@ var (
 	ErrBusy = errors.New("loop device is in use")
 	// ErrConflict means that a device serves the file with other parameters than requested,
 	// which cannot be changed while it may be in use.
-	ErrConflict = errors.New("attached differently")
+	ErrConflict = errors.New("attached with other parameters")
 )
 
 // An Error is a failed operation on an image or a device.

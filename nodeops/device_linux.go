@@ -25,8 +25,8 @@ type device struct {
 	size         int64
 }
 
-// errNoDevice means that the device does not exist, or not yet.
-var errNoDevice = errors.New("does not exist; check that the volume is attached to this node")
+// errNoDevice means that the device does not exist or has no medium, perhaps only not yet.
+var errNoDevice = errors.New("check that the volume is attached to this node")
 
 // awaitDevice is openDevice for a device that may appear later. It resolves the path at
 // each attempt, since udev may have changed the link.
@@ -46,7 +46,7 @@ func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error)
 func openDevice(d Device) (*device, error) {
 	path, err := filepath.EvalSymlinks(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
+		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolve device: %w", err)
@@ -54,7 +54,7 @@ func openDevice(d Device) (*device, error) {
 	// O_NONBLOCK: opening a path that is not a block device must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return nil, faultf(KindPrecondition, "device %s %w", d.Path, errNoDevice)
+		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open device: %w", err)
@@ -80,7 +80,7 @@ func (d *device) check(want Device) error {
 		return err
 	}
 	if d.size == 0 { // a loop device without an image, or a disk that is being attached
-		return faultf(KindPrecondition, "device %s has size 0 and %w", d.path, errNoDevice)
+		return faultf(KindPrecondition, "device %s has size 0: it is not ready or has no medium; %w", d.path, errNoDevice)
 	}
 	if want.Size != 0 && want.Size != d.size {
 		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
@@ -221,4 +221,49 @@ func deviceByNumber(major, minor uint32) (Device, error) {
 		}
 	}
 	return Device{}, fmt.Errorf("device %d:%d has no name in sysfs", major, minor)
+}
+
+// disk reads a device with direct I/O.
+type disk struct {
+	*os.File
+	aligned io.ReaderAt
+	cached  *os.File
+}
+
+func (d disk) ReadAt(p []byte, off int64) (int, error) {
+	n, err := d.aligned.ReadAt(p, off)
+	if errors.Is(err, unix.EINVAL) { // direct I/O is not possible here; the page cache may be
+		return d.cached.ReadAt(p, off)
+	}
+	return n, err
+}
+
+func (d *device) direct() (disk, error) {
+	f, err := d.reopen(unix.O_RDONLY | unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = d.reopen(unix.O_RDONLY)
+	}
+	if err != nil {
+		return disk{}, err
+	}
+	block, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
+	if err != nil {
+		f.Close()
+		return disk{}, os.NewSyscallError("ioctl BLKSSZGET", err)
+	}
+	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
+}
+
+// readAhead starts reading into the page cache, without waiting.
+func (d *device) readAhead(off, n int64) {
+	_ = unix.Fadvise(int(d.file.Fd()), max(off, 0), n, unix.FADV_WILLNEED) // advice may fail
+}
+
+// reopen opens the same device again, even if its path leads elsewhere now.
+func (d *device) reopen(flags int) (*os.File, error) {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: d.path, Err: err}
+	}
+	return os.NewFile(uintptr(fd), d.path), nil
 }

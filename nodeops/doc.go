@@ -4,15 +4,15 @@
 //
 // Every operation is idempotent: it compares what is mounted with what is wanted
 // (device number, root, file system type and flags) and returns success, or an error
-// that lists each difference. That something is mounted at a path is never taken for
-// success.
+// that lists each difference. A mount at the path does not count as success by itself: it
+// has to be the requested one.
 //
 //   - A device is formatted only when it is proven blank: read in this process at
 //     every offset where a file system, partition table or volume manager has its
 //     signature, and found blank by blkid too. A device that cannot be read, holds
-//     anything else or is in use is an error and is never written.
+//     anything else or is in use is refused and never written to.
 //   - An interrupted mkfs is repeated, also on another node: a mark on the device
-//     records that it was blank before. Without an intact mark, what a mkfs left is
+//     records that it was blank before. Without an intact mark, leftovers of mkfs are
 //     treated as data, and an operator decides. mkfs does not discard the device;
 //     for that, run fstrim or mount with "discard".
 //   - A read-only publication is read-only from creation, never writable first; a

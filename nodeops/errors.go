@@ -18,23 +18,32 @@ const (
 	// KindUnknown is an error that is not classified; nothing is known about what the
 	// operation has done. UNAVAILABLE, which every CO retries.
 	KindUnknown Kind = iota
-	// KindInvalid is a request that can never succeed. INVALID_ARGUMENT.
+	// KindInvalid: the request can never succeed. Examples: a relative path, a file system
+	// type or mount option that is not supported. INVALID_ARGUMENT.
 	KindInvalid
-	// KindNotFound: there is no volume at that path. NOT_FOUND.
+	// KindNotFound: no volume is mounted at the path (Stats, Expand), or the server has no
+	// such share. NOT_FOUND.
 	KindNotFound
-	// KindConflict: what is mounted at the path is not what was requested; see
-	// Error.Diff. ALREADY_EXISTS.
+	// KindConflict: the mount at the path is not the requested one; Error.Diff lists the
+	// differences. Examples: another device, read-only in place of read-write, a file where
+	// a directory is needed. ALREADY_EXISTS.
 	KindConflict
-	// KindPrecondition: another operation has to come first, or an operator has to act,
-	// for instance because the device holds data. FAILED_PRECONDITION.
+	// KindPrecondition: another operation has to come first, or an operator has to act.
+	// Examples: the device does not exist, has another serial or size, holds data of an
+	// unknown kind or another file system, or is mounted as another volume; a publish
+	// without a stage; an unstage of a volume that is still published; a second target path
+	// with Exclusive; files in an unmounted target path. FAILED_PRECONDITION.
 	KindPrecondition
-	// KindBusy: another process uses what the operation needs; retry. ABORTED.
+	// KindBusy: another process uses the device or the mount; retry. Examples: an open file
+	// at the target path, a mkfs of an earlier call. ABORTED.
 	KindBusy
-	// KindUncertain: the operation may have taken effect in part; retry.
+	// KindUncertain: the operation may have taken effect in part; retry. Examples: an
+	// unmount or a mkfs that failed, a caller's context that ended.
 	// UNAVAILABLE, because kubelet does not clean up a path after a final code.
 	KindUncertain
-	// KindInternal is a failure whose cause lies on this node; nothing is mounted
-	// at the path. INTERNAL, which kubelet treats as final.
+	// KindInternal: a failure on this node, after which nothing is mounted at the path.
+	// Example: the kernel finds the file system damaged. INTERNAL, which kubelet treats as
+	// final.
 	KindInternal
 )
 
@@ -79,14 +88,18 @@ func isInterrupted(err error) bool {
 	return isPending(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// Difference is one way in which what is mounted differs from what was requested.
-type Difference struct{ What, Want, Have string }
+// Difference is one difference between an existing mount and the requested one.
+type Difference struct {
+	What string // the property, such as "device", "access" or "mount flag noexec"
+	Want string // its value in the request
+	Have string // its value in the existing mount
+}
 
 func (d Difference) String() string {
 	return fmt.Sprintf("%s is %s, want %s", d.What, d.Have, d.Want)
 }
 
-// Error is what every operation returns. If the caller's context ended while work was
+// Error is the error type of every operation. If the caller's context ended while work was
 // in flight, errors.As finds an interface{ Pending() <-chan struct{} } in it, whose channel
 // is closed when the work ends; the code is DEADLINE_EXCEEDED then, whatever Kind is.
 type Error struct {

@@ -18,7 +18,7 @@ func ExampleError() {
 	err := error(&nodeops.Error{
 		Op: "publish", VolumeID: "vol-1", Path: "/pods/a/mount", Kind: nodeops.KindConflict,
 		Diff: []nodeops.Difference{{What: "access", Have: "read-write", Want: "read-only"}},
-		Err:  errors.New("something else is published there"),
+		Err:  errors.New("another volume or another configuration is published at the target path"),
 	})
 	fmt.Println(status.Code(err))
 	var e *nodeops.Error

@@ -95,7 +95,7 @@ func TestStaleLinkToADevice(t *testing.T) {
 	defer dev.close()
 	dev.path = other.dev.Path
 	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, ours.staging, "ext4", mountapi.Options{}))
-	wantKind(t, err, KindPrecondition, "has become another device")
+	wantKind(t, err, KindPrecondition, "now refers to a different device")
 	ours.mustHaveMounts(ours.staging, 0)
 	other.mustStage("ext4")
 	other.mustRead(other.staging+"/file", "other")

@@ -75,7 +75,7 @@ func TestShareDoesNotStack(t *testing.T) {
 
 // kubernetes/kubernetes#31272, kubernetes/kubernetes#72048, kubernetes/kubernetes#123960,
 // rook/rook#6327: any access to the mount of a failed server before the unmount blocked
-// for ever.
+// indefinitely.
 func TestTeardownSendsNoRequest(t *testing.T) {
 	for _, policy := range []UnmountPolicy{UnmountWait, UnmountForce, UnmountLazy} {
 		for name, tearDown := range map[string]func(n *Node, ctx context.Context, path string) error{

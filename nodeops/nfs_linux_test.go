@@ -318,7 +318,7 @@ func TestNFSStaleHandle(t *testing.T) {
 		err := f.publish("p")
 		t.Logf("%v", err)
 		if err == nil {
-			t.Error("a share that is no longer exported was taken for published")
+			t.Error("a share that is no longer exported was treated as published")
 		}
 		f.Export("share", "rw,no_root_squash")
 		ok(t, f.publish("p"))

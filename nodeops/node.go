@@ -51,7 +51,7 @@ type Config struct {
 	// means 90 seconds: kubelet's timeout is two minutes.
 	HelperTimeout time.Duration
 
-	// Unmount is what Unpublish may do about a mount that hangs. It does not apply to
+	// Unmount selects how Unpublish treats a mount that hangs. It does not apply to
 	// Unstage: a file system on a device cannot be forced, and must not stay active.
 	Unmount UnmountPolicy
 
@@ -144,7 +144,7 @@ type Device struct {
 	Path   string // "/dev/…"; symlinks such as /dev/disk/by-id/… are followed
 	Serial string // as in sysfs
 	WWID   string // as in sysfs
-	Size   int64  // bytes, exactly
+	Size   int64  // bytes; must equal the device size
 }
 
 // InFlight lists the operations in flight, oldest first, by path. One that is minutes old
@@ -164,9 +164,9 @@ func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(conte
 }
 
 // runMount is run for an operation that mounts a volume at the path. After a final code
-// kubelet assumes that nothing is mounted and never unmounts it: while something is
-// mounted there, by an earlier call, the code is not final. A mount that is not what was
-// requested remains a conflict, as the specification demands.
+// kubelet assumes that nothing is mounted and never unmounts the path: while a mount of an
+// earlier call is at the path, the code is not final. A mount other than the requested one
+// remains a conflict, as the specification demands.
 func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(context.Context, resolvedPath) error) error {
 	return n.run(ctx, op, volumeID, path, func(ctx context.Context, target resolvedPath) error {
 		err := fn(ctx, target)
@@ -190,7 +190,7 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 // serialized runs fn as the only operation on the path, and stops waiting for it, but
 // does not interrupt it, when ctx ends. A call that finds another operation in flight on
 // the path waits for it and then runs its own: the other request may have been a
-// different one, and whatever it has already done is found and left as it is.
+// different one, and whatever it has already done is found and not changed.
 //
 // The context that fn receives is the caller's; an operation that has begun does not
 // stop when it ends.
@@ -248,7 +248,7 @@ func (p resolvedPath) volume() (string, error) {
 	return p.path, p.err
 }
 
-var errNotMounted = faultf(KindNotFound, "no volume is mounted there")
+var errNotMounted = faultf(KindNotFound, "no volume is mounted at the path")
 
 // lock locks the name of a device or share until unlock is called. It is for use inside
 // of run, and held for a few system calls only; of these a mount may hang with its device.

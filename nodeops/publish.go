@@ -11,9 +11,9 @@ import (
 type PublishFilesystemRequest struct {
 	VolumeID          string
 	StagingTargetPath string   // where StageFilesystem mounted the volume
-	Device            Device   // if Path is set: the device that must be mounted there
+	Device            Device   // if Path is set: the device that must be mounted at StagingTargetPath
 	TargetPath        string   // absolute; created by this call, its parent must exist
-	MountFlags        []string // only those of the mount have an effect (nosuid, noatime, ...); those of the file system were set by stage
+	MountFlags        []string // only flags of the mount have an effect (nosuid, noatime, ...); options of the file system were set by StageFilesystem
 	ReadOnly          bool
 	Exclusive         bool // refuse if the volume is published at another path already (the SINGLE_NODE_WRITER modes)
 }
@@ -24,7 +24,7 @@ type PublishFilesystemRequest struct {
 // It is idempotent. If nothing, a corrupted mount or another device is mounted at the
 // staging path, the error is KindPrecondition: stage first. A mount at the target that
 // differs is KindConflict with every difference; a corrupted one is replaced. On an error
-// the target is as it was before, but for corrupted mounts, which may have been unmounted.
+// the target is as it was before, except that corrupted mounts may have been unmounted.
 func (n *Node) PublishFilesystem(ctx context.Context, r PublishFilesystemRequest) error {
 	const op = "publish"
 	for _, p := range []string{r.StagingTargetPath, r.TargetPath} {

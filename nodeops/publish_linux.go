@@ -63,7 +63,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
 	if len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
-			return conflict("something else is published there", diff)
+			return conflict("another volume or another configuration is published at the target path", diff)
 		}
 		return nil
 	}
@@ -75,7 +75,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 			return err
 		}
 		if others := table.elsewhere(source, staging, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
+			return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -88,7 +88,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 			return &fault{kind: KindUncertain, err: err}
 		}
 		if major != source.Major || minor != source.Minor {
-			return faultf(KindUncertain, "the mount at the staging path has changed meanwhile")
+			return faultf(KindUncertain, "the mount at the staging path was replaced by another process; retry")
 		}
 		return nil
 	}); err != nil {
@@ -125,12 +125,12 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	others := table.nodes(dev, target)
 	if on := table.at(target); len(on) > 0 {
 		if diff := compareNode(on, dev, r.ReadOnly); len(diff) > 0 {
-			return conflict("something else is published there", diff)
+			return conflict("another volume or another configuration is published at the target path", diff)
 		}
 		return n.setAccess(dev, r.ReadOnly, others) // it may have been changed since
 	}
 	if r.Exclusive && len(others) > 0 {
-		return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
+		return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 	}
 	undo, err := makeFile(target)
 	if err != nil {
@@ -144,7 +144,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 				return err
 			}
 			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
-				return faultf(KindUncertain, "%s has become another device meanwhile", dev.path)
+				return faultf(KindUncertain, "%s now refers to a different device; retry", dev.path)
 			}
 			return nil
 		})
@@ -199,21 +199,6 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 	return dev.setReadOnly(readOnly)
 }
 
-// bind attaches a copy of the mount at source to target, after check has accepted it.
-func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) (err error) {
-	_, done := n.telemetry.step(ctx, "bind")
-	defer func() { done(err) }()
-	tree, err := mountapi.CloneTree(source, attr)
-	if err != nil {
-		return fmt.Errorf("%s: %w", source, err)
-	}
-	defer tree.Close()
-	if err := check(tree); err != nil {
-		return err
-	}
-	return tree.Attach(target)
-}
-
 // makeDirectory creates the target; undo removes it if this call created it.
 func makeDirectory(target string) (undo func(), err error) {
 	err = os.Mkdir(target, 0o750)
@@ -223,7 +208,7 @@ func makeDirectory(target string) (undo func(), err error) {
 	if st, e := os.Lstat(target); e != nil {
 		return nil, err
 	} else if !st.IsDir() {
-		return nil, conflict("the target path is taken", []Difference{{"target", "a directory", describe(st)}})
+		return nil, conflict("the target path exists and has the wrong type", []Difference{{"target", "a directory", describe(st)}})
 	}
 	return func() {}, nil
 }
@@ -238,7 +223,7 @@ func makeFile(target string) (undo func(), err error) {
 	if st, e := os.Lstat(target); e != nil {
 		return nil, err
 	} else if !st.Mode().IsRegular() || st.Size() != 0 {
-		return nil, conflict("the target path is taken", []Difference{{"target", "an empty file", describe(st)}})
+		return nil, conflict("the target path exists and has the wrong type", []Difference{{"target", "an empty file", describe(st)}})
 	}
 	return func() {}, nil
 }
@@ -272,11 +257,11 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 		return &fault{kind: KindUncertain, err: err}
 	}
 	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(KindPrecondition, "nothing is mounted there, but %s is %s, which is not deleted: move the data and remove it", target, describe(st))
+		return faultf(KindPrecondition, "nothing is mounted at the target path, but %s is %s, which is not deleted: move the data away, then delete the path", target, describe(st))
 	}
 	err = remove(target)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return faultf(KindPrecondition, "nothing is mounted there, but the directory is not empty and not deleted: move the data and remove it: %w", err)
+		return faultf(KindPrecondition, "nothing is mounted at the target path, but the directory is not empty and is not deleted: move the data away, then delete the path: %w", err)
 	}
 	if err != nil {
 		return &fault{kind: KindUncertain, err: err}
@@ -318,7 +303,7 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	}
 	if kept != nil {
 		// A retry succeeds: a device that is always read-only, not because of our flag,
-		// must not block the teardown for ever.
+		// must not block the teardown indefinitely.
 		return &fault{kind: KindUncertain, err: kept}
 	}
 	return nil

@@ -546,7 +546,7 @@ func TestBlockBelowAnotherMount(t *testing.T) {
 	ok(t, unix.Mount(f.dev.Path, f.target("p"), "", unix.MS_BIND, "")) // read-write, as an older driver did
 	ok(t, f.unpublish("p"))
 	if f.refusesWrites() {
-		t.Error("the device refuses writes for ever")
+		t.Error("the device keeps refusing writes")
 	}
 }
 

@@ -37,8 +37,8 @@ type PublishShareRequest struct {
 // set any; a helper that mounts a type other than its own name (such as NFS under another
 // name) is not supported. A corrupted or stale mount (ENOTCONN, ESTALE, EIO and the like;
 // the check itself may block) is replaced. A share that does not exist on the server is
-// KindNotFound, if the helper reports that. On an error the target is as it was before, but
-// for corrupted mounts, which may have been unmounted.
+// KindNotFound, if the helper reports that. On an error the target is as it was before,
+// except that corrupted mounts may have been unmounted.
 func (n *Node) PublishShare(ctx context.Context, r PublishShareRequest) error {
 	const op = "publish"
 	s, err := checkShare(r)

@@ -20,7 +20,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 		return err
 	} else if len(on) > 0 {
 		if diff := s.compare(on); len(diff) > 0 {
-			return conflict("something else is published there", diff)
+			return conflict("another volume or another configuration is published at the target path", diff)
 		}
 		return nil
 	}
@@ -32,7 +32,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 			return err
 		}
 		if others := table.sharesOf(s, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the volume may be published once and is published at %s already: unpublish it there first", paths(others))
+			return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -41,7 +41,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	}
 	failed := n.mountShare(ctx, s, target)
 	// The helper's result is not trusted: one that was killed may have mounted just before,
-	// and one that succeeded may have mounted something else, or a FUSE file system whose
+	// and one that succeeded may have mounted another source, or a FUSE file system whose
 	// server has ended since.
 	on, err := n.healthyAt(ctx, target)
 	if err != nil {
@@ -53,7 +53,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 			return nil
 		}
 		if failed == nil {
-			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but mounted something else")}
+			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but mounted another source or configuration")}
 		}
 		if err := n.unmountAll(ctx, target); err != nil {
 			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}

@@ -168,7 +168,7 @@ func TestShareHelperOfASubtype(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "fuse", `[ "$*" = "server:/share $2 -t fuse.somefs" ] || exit 9; mount -i -n -t tmpfs "$1" "$2"`)
 	err := n.share(t, filepath.Join(pods, "p"), func(r *PublishShareRequest) { r.FSType = "fuse.somefs" })
-	wantKind(t, err, KindInternal, "mounted something else", "file system type is tmpfs")
+	wantKind(t, err, KindInternal, "mounted another source or configuration", "file system type is tmpfs")
 }
 
 // What a helper says does not count, but what is mounted.

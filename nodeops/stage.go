@@ -20,9 +20,9 @@ type StageFilesystemRequest struct {
 	FSType            string   // "ext4", "xfs" or "btrfs"; "" is [DefaultFSType]
 	MountFlags        []string // as NodeStageVolume has them
 	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown
-	MustHoldData      bool     // the volume is a clone or restore: a blank device is an error and not formatted
+	MustHoldData      bool     // refuse a blank device instead of formatting it: for a clone or a restored snapshot
 	Fsck              Fsck     // when to check an ext4 before it is mounted
-	Prezeroed         bool     // the storage guarantees that a new device reads as zeros, so mkfs need not write them
+	Prezeroed         bool     // let mkfs skip writing zeros: only if the storage guarantees that a new device reads as zeros
 
 	// OldestKernel is the oldest Linux that has to mount the volume read-write, such as
 	// "5.4"; the minimum is 3.16. mkfs disables the features that it cannot mount. "" uses
@@ -135,7 +135,7 @@ func parseGroup(group string) (gid int, err error) {
 type StageBlockRequest struct {
 	VolumeID          string
 	Device            Device
-	StagingTargetPath string // absolute; nothing is created or mounted there
+	StagingTargetPath string // absolute; nothing is created or mounted at it
 }
 
 // StageBlock waits for the device of a raw block volume and checks its identity and that

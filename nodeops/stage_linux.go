@@ -10,7 +10,6 @@ import (
 
 	"github.com/csikit/csikit/internal/btrfs"
 	"github.com/csikit/csikit/internal/mountapi"
-	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,7 +40,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
 		}
 		if diff := want.compare(on); len(diff) > 0 {
-			return conflict("something else is staged there", diff)
+			return conflict("another volume or another configuration is staged at the staging path", diff)
 		}
 		// An earlier call may have been interrupted before it. After a final code the CO
 		// would not unmount what stays mounted.
@@ -57,9 +56,9 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	if st, err := os.Lstat(target); err != nil {
 		return faultf(KindPrecondition, "the CO has to create the staging directory: %w", err)
 	} else if !st.IsDir() {
-		return conflict("the staging path is taken", []Difference{{"staging path", "a directory", describe(st)}})
+		return conflict("the staging path exists and has the wrong type", []Difference{{"staging path", "a directory", describe(st)}})
 	}
-	if err := n.prepare(ctx, r, dev, readOnly); err != nil {
+	if err := n.prepareFilesystem(ctx, r, dev, readOnly); err != nil {
 		return err
 	}
 	if err := n.mountDevice(ctx, dev, target, r.FSType, opts); err != nil {
@@ -99,7 +98,7 @@ func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resol
 		err = n.unmountTop(ctx, target)
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount there is corrupted (%w) and cannot be replaced: %w", why, err)}
+		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
 	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
 	return n.stageFilesystem(ctx, r, path, opts)
@@ -143,7 +142,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 		return err
 	}
 	if major != dev.major || minor != dev.minor {
-		return faultf(KindPrecondition, "%s has become another device while it was mounted: retry", dev.path)
+		return faultf(KindPrecondition, "%s now refers to a different device; retry", dev.path)
 	}
 	return tree.Attach(target)
 }
@@ -215,94 +214,6 @@ func applyMountGroup(target, group string) error {
 		if err := unix.Fchmod(fd, st.Mode&0o7777|groupWrites); err != nil {
 			return &os.PathError{Op: "fchmod", Path: target, Err: err}
 		}
-	}
-	return nil
-}
-
-// prepare ensures that the device holds a file system that can be mounted. If the device is
-// held by a mount, it can be mounted again; if by a program, the kernel refuses the mount.
-func (n *Node) prepare(ctx context.Context, r StageFilesystemRequest, dev *device, readOnly bool) error {
-	release, busy := dev.hold()
-	if busy == nil {
-		defer release()
-	} else if f := (*fault)(nil); !errors.As(busy, &f) { // whether it is held is not known
-		return busy
-	}
-	found, err := n.probeDevice(ctx, dev, r.VolumeID, busy == nil)
-	if err != nil {
-		return err
-	}
-	// A mark means that its mkfs may still be running.
-	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
-		return busy
-	}
-	if found.Kind == probe.Blank || found.interrupted(r.FSType) {
-		switch {
-		case r.MustHoldData:
-			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
-		case readOnly:
-			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
-		}
-		return n.format(ctx, r, dev, found, release)
-	}
-	if found.Kind != probe.Filesystem {
-		return faultf(KindPrecondition, "%s holds %v and is formatted only if it is blank: "+zeroing, dev.path, found, dev.path)
-	}
-	if found.Type != r.FSType {
-		return faultf(KindPrecondition, "%s holds a %v, but %s was requested: request the type that it has; "+zeroing, dev.path, found, r.FSType, dev.path)
-	}
-	if found.Devices > 1 {
-		return faultf(KindPrecondition, "%s holds one of the %d devices of a %v: a volume is one device", dev.path, found.Devices, found)
-	}
-	if found.Size > dev.size {
-		return faultf(KindPrecondition, "%s has %d bytes, too small for the %v that it holds: expand the device", dev.path, dev.size, found)
-	}
-	if found.Incomplete {
-		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
-	}
-	if len(found.mark.ours) > 0 && !readOnly {
-		if err := n.finishFormat(ctx, dev, found); err != nil {
-			return err
-		}
-	}
-	if r.FSType != "ext4" || readOnly || busy != nil {
-		return nil
-	}
-	check := r.Fsck == FsckAlways || r.Fsck == FsckIfNeeded && !found.Clean
-	if !check && found.Full {
-		return nil
-	}
-	return n.checkAndGrowExt(ctx, dev, found.Full, r.Fsck, release)
-}
-
-// checkAndGrowExt checks an ext4 that records errors, and grows one that is
-// smaller than its device: offline, where it needs no CAP_SYS_RESOURCE.
-//
-// e2fsck on a mounted file system would destroy it. That the device could be held shows that
-// it is mounted in no namespace; e2fsck then opens it exclusively itself.
-func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, policy Fsck, release func()) error {
-	release()
-	args := []string{"-p", dev.path}
-	if !full || policy == FsckAlways { // resize2fs insists on a full check
-		args = []string{"-f", "-p", dev.path}
-	}
-	status, output, err := n.command(ctx, 0, "e2fsck", args...)
-	if err != nil {
-		return err
-	}
-	// e2fsck(8): a bit mask; 1 and 2 say that errors were corrected.
-	if status&^3 != 0 {
-		return faultf(KindPrecondition, "e2fsck -p cannot repair %s (exit status %d); run e2fsck by hand: %s", dev.path, status, output)
-	}
-	if full {
-		return nil
-	}
-	status, output, err = n.command(ctx, 0, "resize2fs", dev.path)
-	if err != nil {
-		return err
-	}
-	if status != 0 {
-		return faultf(KindUncertain, "resize2fs %s exited with status %d: %s", dev.path, status, output)
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ type StatsRequest struct {
 }
 
 // Stats returns capacity and usage of the volume that is staged or published at the path.
-// If nothing is mounted there, the error is KindNotFound. If statfs hangs, as on a server
+// If nothing is mounted at the path, the error is KindNotFound. If statfs hangs, as on a server
 // that does not respond, Stats returns the last values for the path with their age, or
 // without any the error of a call in flight.
 func (n *Node) Stats(ctx context.Context, r StatsRequest) (_ Stats, err error) {

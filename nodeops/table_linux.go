@@ -203,7 +203,7 @@ func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 		return unmountFault(p, err)
 	}
 	if !was {
-		return faultf(KindUncertain, "it has been unmounted meanwhile, or the kernel does not let this process unmount it")
+		return faultf(KindUncertain, "already unmounted by another process, or this process may not unmount it")
 	}
 	return nil
 }

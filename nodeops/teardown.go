@@ -9,8 +9,8 @@ import (
 	"github.com/csikit/csikit/blocking"
 )
 
-// UnmountPolicy is what may be done about a mount that hangs: its unmount does not
-// return, or it is busy with a process whose calls do not return.
+// UnmountPolicy selects how Unpublish treats a mount that hangs: one whose unmount does not
+// return, or that is busy with a process whose calls do not return.
 type UnmountPolicy int
 
 const (

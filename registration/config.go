@@ -20,7 +20,7 @@ const (
 	DefaultKubeletDir = "/var/lib/kubelet/plugins_registry"
 )
 
-// Shutdown is what happens to the registration when Serve ends.
+// Shutdown selects whether the driver stays registered when Serve ends.
 type Shutdown int
 
 const (
@@ -70,8 +70,9 @@ type Config struct {
 	// answered, one call at a time with a deadline of two seconds, and not again once
 	// it has returned true. It fits csiserver.WithReady too. Nil means ready.
 	Ready func(context.Context) (bool, error)
-	// Shutdown is what happens to the registration when Serve ends.
-	Shutdown Shutdown
+	// OnShutdown selects whether the driver stays registered when Serve ends, by default
+	// Deregister.
+	OnShutdown Shutdown
 	// Logger receives each change of the Status. Nil discards.
 	Logger *slog.Logger
 }
@@ -136,10 +137,10 @@ func (c *Config) complete() error {
 		}
 	}
 	if !slices.ContainsFunc(c.SupportedVersions, func(v string) bool { return strings.HasPrefix(v, "1.") }) {
-		errs = append(errs, errors.New("SupportedVersions: kubelet accepts only 1.x, and none is given"))
+		errs = append(errs, errors.New("SupportedVersions: kubelet accepts only 1.x; add one, such as 1.0.0"))
 	}
-	if c.Shutdown != Deregister && c.Shutdown != KeepRegistered {
-		errs = append(errs, fmt.Errorf("Shutdown %d: want Deregister or KeepRegistered", c.Shutdown))
+	if c.OnShutdown != Deregister && c.OnShutdown != KeepRegistered {
+		errs = append(errs, fmt.Errorf("OnShutdown %d: want Deregister or KeepRegistered", c.OnShutdown))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

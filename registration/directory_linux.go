@@ -28,8 +28,8 @@ func openDirectory(path string) (*directory, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && info.Sys().(*syscall.Stat_t).Nlink == 0 {
-		err = fmt.Errorf("%s was deleted on the host: the pod has to be restarted, because its mount still leads to the deleted directory, "+
-			"and so has kubelet, which watches it", path)
+		err = fmt.Errorf("%s was deleted on the host: restart the pod, whose mount still shows the deleted directory, "+
+			"and restart kubelet, which still watches it", path)
 	}
 	if err != nil {
 		f.Close()

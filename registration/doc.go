@@ -18,8 +18,8 @@
 //
 // A rejection by kubelet does not end Serve, because kubelet retries automatically.
 // [Registrar.Status] reports the state with kubelet's message, and
-// [Registrar.Check] is a readiness check, which csiserver.ReadyCheck takes. It is not
-// a liveness check: see there.
+// [Registrar.Check] is a readiness check for csiserver.ReadyCheck, not for liveness probes
+// (see Registrar.Check).
 //
 // # What it cannot repair
 //
@@ -38,7 +38,7 @@
 // Where the driver's process is restarted often and gaps in CSINode matter, the
 // sidecar has one advantage: it stays registered for as long as its own process runs.
 // In-process, each restart removes the driver from CSINode for one or two seconds, with
-// either value of [Shutdown]. The sidecar and a Registrar may run side by side, for
+// either value of Config.OnShutdown. The sidecar and a Registrar may run side by side, for
 // instance during a migration: they use the same file name, and the
 // Registrar stands by while the sidecar runs.
 //
@@ -54,5 +54,5 @@
 // process in a container may have to be privileged for kubelet to connect. On Linux
 // /proc has to be mounted, and any kernel that Go supports is sufficient; the registration
 // directory must not be on a file system without RENAME_NOREPLACE, such as NFS. On
-// other systems two instances that start concurrently are not kept apart.
+// other systems instances that start concurrently do not detect each other.
 package registration

@@ -78,7 +78,7 @@ func New(cfg Config) (*Registrar, error) {
 // Errors meanwhile, a rejection by kubelet included, are logged, reported by
 // [Registrar.Status] and retried: they do not end Serve.
 //
-// When ctx ends, Serve acts on Config.Shutdown within two seconds and
+// When ctx ends, Serve acts on Config.OnShutdown within two seconds and
 // returns nil, or an [*Error] if the socket could not be removed, for instance because
 // its file system hangs; the next instance replaces it. A socket that belongs to
 // another instance by then is not touched. A Registrar serves once; a second Serve
@@ -143,7 +143,7 @@ func (r *Registrar) serve(ctx context.Context) error {
 func (r *Registrar) stop() error {
 	var err error
 	if r.sock != nil {
-		if r.cfg.Shutdown == Deregister {
+		if r.cfg.OnShutdown == Deregister {
 			err = r.sock.unlink()
 		}
 		r.sock.close()

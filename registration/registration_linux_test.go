@@ -236,7 +236,7 @@ func TestDirectoryRecreated(t *testing.T) {
 		t.Fatal(err)
 	}
 	i.await(registration.AwaitingKubelet)
-	if s := i.Status(); s.Err == nil || !strings.Contains(s.Err.Error(), "has to be restarted") {
+	if s := i.Status(); s.Err == nil || !strings.Contains(s.Err.Error(), "restart kubelet") {
 		t.Errorf("status %+v", s)
 	}
 	k.restart()
@@ -264,7 +264,7 @@ func TestDirectoryDeletedBehindAMount(t *testing.T) {
 	}
 	await(t, "a status that says what to do", func() bool {
 		s := i.Status()
-		return s.State == registration.SocketError && strings.Contains(s.Err.Error(), "the pod has to be restarted")
+		return s.State == registration.SocketError && strings.Contains(s.Err.Error(), "restart the pod")
 	})
 }
 
@@ -314,7 +314,7 @@ func TestKeepRegistered(t *testing.T) {
 	dir := newDir(t)
 	k := startKubelet(t, dir)
 	d := &driver{nodeID: "old"}
-	old := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, Shutdown: registration.KeepRegistered}).start()
+	old := newInstance(t, registration.Config{Endpoint: d.serve(t, dir), Dir: dir, OnShutdown: registration.KeepRegistered}).start()
 	old.await(registration.Registered)
 	old.end()
 	if _, err := os.Lstat(regSocket(dir)); err != nil {

@@ -34,7 +34,7 @@ func TestNewRefuses(t *testing.T) {
 		{"version of one number", func(c *registration.Config) { c.SupportedVersions = []string{"1"} }, "SupportedVersions"},
 		{"no version for kubelet", func(c *registration.Config) { c.SupportedVersions = []string{"2.0.0"} }, "1.x"},
 		{"no version", func(c *registration.Config) { c.SupportedVersions = []string{} }, "1.x"},
-		{"shutdown", func(c *registration.Config) { c.Shutdown = 7 }, "Shutdown 7"},
+		{"shutdown", func(c *registration.Config) { c.OnShutdown = 7 }, "OnShutdown 7"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := valid()

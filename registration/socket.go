@@ -136,7 +136,7 @@ func (r *Registrar) reconcile(ctx context.Context, again bool) bool {
 type inUseError struct{ endpoint string }
 
 func (e *inUseError) Error() string {
-	return fmt.Sprintf("another process serves the socket, for a driver at %q: standing by until it ends", e.endpoint)
+	return fmt.Sprintf("another process already serves the registration socket (driver endpoint %q); waiting until it exits", e.endpoint)
 }
 
 var (

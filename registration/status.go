@@ -25,7 +25,7 @@ const (
 	// registration status yet.
 	AwaitingKubelet
 	// Rejected means that kubelet called GetInfo and did not register the driver. It
-	// retries automatically, after half a second at first and two minutes in the end.
+	// retries automatically, with a backoff from 0.5 s to 2 minutes.
 	Rejected
 	// Registered means that kubelet has registered the driver.
 	Registered
@@ -41,14 +41,14 @@ func (s State) String() string {
 	return stateNames[s]
 }
 
-// Status is what is known of a registration.
+// Status is the state of a registration, with its cause and counters.
 type Status struct {
 	State State
-	// Since is when the State began. It is zero before Serve.
+	// Since is the time at which the State began. It is zero before Serve.
 	Since time.Time
 	// Socket is the path of the registration socket as this process sees it.
 	Socket string
-	// Err is why the driver is not registered: kubelet's message if it rejected the
+	// Err is the reason why the driver is not registered: kubelet's message if it rejected the
 	// driver, else the reason for the State and, where an administrator has to act, what
 	// to do. It is nil if State is Registered.
 	Err error
@@ -57,7 +57,7 @@ type Status struct {
 	// restart of kubelet.
 	GetInfoCalls int
 	LastGetInfo  time.Time
-	// SocketsCreated is how often the socket was put in place: more than once if it
+	// SocketsCreated counts how often the socket was created: more than once if it
 	// was deleted, if another instance had served it, or by Reregister.
 	SocketsCreated int
 }
@@ -73,7 +73,7 @@ const logInterval = 10 * time.Second
 var (
 	errStopped         = errors.New("Serve is not running")
 	errNoKubeletStatus = errors.New("kubelet has not registered the driver yet")
-	errUnwatched       = errors.New("the registration directory was deleted and recreated: kubelet watches the deleted one and has to be restarted")
+	errUnwatched       = errors.New("the registration directory was deleted and recreated: kubelet still watches the deleted one; restart kubelet")
 	errSocketLost      = errors.New("the registration socket was missing, and kubelet has deregistered the driver: the socket was recreated")
 )
 
@@ -84,8 +84,8 @@ type situation struct {
 	err   error
 }
 
-// Status returns the current status. It never blocks. Registered is what kubelet
-// reported last: kubelet does not report that it deregisters a driver.
+// Status returns the current status. It never blocks. Registered means that kubelet
+// reported it last: kubelet does not report that it deregisters a driver.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,7 +108,7 @@ func (r *Registrar) current() situation {
 	}
 	if r.getInfoSocket != r.socketsCreated && time.Since(now.since) > kubeletSilence {
 		now.err = fmt.Errorf("%s; it has not called the socket for more than %v: check that %s is %s on the host, and that kubelet runs; "+
-			"if that directory was deleted and recreated, kubelet has to be restarted", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
+			"if that directory was deleted and recreated, restart kubelet", text(now.err), kubeletSilence, r.cfg.Dir, r.cfg.KubeletDir)
 	}
 	return now
 }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Candidate is a place for volumes: a pool, a node, a zone.
+// Candidate is a place for volumes: a storage pool, which may be that of a node or a zone.
 type Candidate struct {
 	Name      string
 	Segments  Segments // the topology from which its volumes are accessible; none: everywhere
@@ -35,9 +35,9 @@ type option func(*config)
 
 func (o option) apply(c *config) { o(c) }
 
-// WithCopies requests a volume that is accessible from n topologies, with the whole
-// of its size in a place in each. The default is 1.
-func WithCopies(n int) Option { return option(func(c *config) { c.copies = n }) }
+// WithCopies requests a volume that is accessible from that number of topologies, with the
+// whole of its size in a place in each. The default is 1.
+func WithCopies(copies int) Option { return option(func(c *config) { c.copies = copies }) }
 
 // WithSpread selects, of places that the CO prefers equally, the one with the most free
 // bytes. It is the default.
@@ -47,14 +47,15 @@ func WithSpread() Option { return option(func(c *config) { c.pack = false }) }
 // bytes that are sufficient, which keeps large places for large volumes.
 func WithPack() Option { return option(func(c *config) { c.pack = true }) }
 
-// Choose returns the place for a new volume of size bytes, 0 for any size, or with
-// [WithCopies] the n places, all with different topologies; n is the x of the
-// specification:
+// Choose returns the place for a new volume of size bytes (0: any size), or with
+// [WithCopies] several places, all with different topologies (their number is the x of
+// TopologyRequirement in the specification):
 //
 //   - with requisite topologies, the places satisfy [Satisfies];
 //   - then places in preferred topologies come before others, in the order of the
 //     preferred ones;
-//   - then [WithSpread] or [WithPack] decides, and last the order of from.
+//   - of equally preferred places, [WithSpread] or [WithPack] selects one, and of equal
+//     ones the order of from.
 //
 // The result is in that order. A nil requirement allows every place, as does one
 // with preferred topologies only.
@@ -64,7 +65,7 @@ func WithPack() Option { return option(func(c *config) { c.pack = true }) }
 // INVALID_ARGUMENT when the requirement violates the specification, when size is
 // negative, or when fewer than one copy is requested.
 func Choose(req *csi.TopologyRequirement, size int64, from []Candidate, opts ...Option) ([]Candidate, error) {
-	const op = "choose a place"
+	const op = "choose a storage pool"
 	c := config{copies: 1}
 	for _, o := range opts {
 		o.apply(&c)
@@ -156,7 +157,7 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 		for _, q := range r.requisite {
 			i := slices.IndexFunc(places, func(p place) bool { return p.compatible(q) })
 			if i < 0 {
-				return nil, fmt.Sprintf("no place has capacity in the requisite topology %s", q.words())
+				return nil, fmt.Sprintf("no storage pool in the requisite topology %s has enough capacity", q.words())
 			}
 			covered := false
 			for j := range places {
@@ -176,9 +177,9 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 	}
 	if taken < copies {
 		if copies == 1 {
-			return nil, "no place fits"
+			return nil, "no storage pool has enough capacity in an allowed topology"
 		}
-		return nil, fmt.Sprintf("places fit in %d different topologies, and %d are required", taken, copies)
+		return nil, fmt.Sprintf("only %d of the %d required topologies have a storage pool with enough capacity", taken, copies)
 	}
 	for i, p := range places {
 		if take[i] {
@@ -199,7 +200,7 @@ func (r *requirement) why(from []Candidate, size int64, copies int) string {
 		case outside:
 			what += "is in no requisite topology"
 		case c.MaxVolume != 0 && size > c.MaxVolume:
-			what += "takes volumes of at most " + amount(c.MaxVolume)
+			what += "allows volumes of at most " + amount(c.MaxVolume)
 		case size > c.Free:
 			what += "has " + amount(max(c.Free, 0)) + " free"
 		default:
@@ -208,7 +209,7 @@ func (r *requirement) why(from []Candidate, size int64, copies int) string {
 		lines = append(lines, what)
 	}
 	if len(lines) == 0 {
-		return "no places are configured"
+		return "no storage pools are configured"
 	}
 	return "requested " + amount(size) + "; " + several(lines)
 }

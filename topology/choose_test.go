@@ -97,18 +97,18 @@ func TestChooseSpecification(t *testing.T) {
 	runChoose(t, []chooseCase{
 		{name: "one of one", req: requirement(z2, ""), from: zones, want: "2"},
 		{name: "one of one that is not there", req: requirement(z2, ""), from: no2,
-			code: codes.ResourceExhausted, text: "no place has capacity in the requisite topology"},
+			code: codes.ResourceExhausted, text: "no storage pool in the requisite topology"},
 		{name: "two of two", req: requirement(z23, ""), from: zones, opts: two, want: "2 3"},
 		{name: "two of two, one missing", req: requirement(z23, ""), from: no3, opts: two,
 			code: codes.ResourceExhausted, text: "topology.example.com/zone=Z3"},
 		{name: "one of two", req: requirement(z23, ""), from: no35, want: "2"},
 		{name: "two of three", req: requirement(z234, ""), from: no3, opts: two, want: "2 4"},
 		{name: "two of three, one there", req: requirement(z234, ""), from: only4, opts: two,
-			code: codes.ResourceExhausted, text: "in 1 different topologies, and 2 are required"},
+			code: codes.ResourceExhausted, text: "only 1 of the 2 required topologies"},
 		{name: "two, one of them requisite", req: requirement(z2, ""), from: zones, opts: two, want: "2 3"},
 		{name: "three, two of them requisite", req: requirement(z23, ""), from: no5, opts: three, want: "2 3 4"},
 		{name: "three, two of them requisite, no third", req: requirement(z23, ""), from: "2:region=R1,zone=Z2:9 3:region=R1,zone=Z3:9", opts: three,
-			code: codes.ResourceExhausted, text: "and 3 are required"},
+			code: codes.ResourceExhausted, text: "only 2 of the 3 required topologies"},
 
 		{name: "example 1", req: requirement(z23, "region=R1,zone=Z3"), from: zones, want: "3"},
 		{name: "example 1, fall back", req: requirement(z23, "region=R1,zone=Z3"), from: no3, want: "2"},
@@ -207,13 +207,13 @@ func TestChooseAmong(t *testing.T) {
 		{name: "equal: the first, packed", from: "a:zone=z1:3 b:zone=z1:3 c:zone=z2:3", opts: opts(pack), want: "a"},
 		{name: "just enough", size: 3, from: "a:zone=z1:3", want: "a"},
 		{name: "too large for the place", size: 3, from: "a:zone=z1:9:2 b:zone=z1:4:3", want: "b"},
-		{name: "too large for all", size: 4, from: "a:zone=z1:9:2", code: codes.ResourceExhausted, text: "takes volumes of at most 2 GiB"},
+		{name: "too large for all", size: 4, from: "a:zone=z1:9:2", code: codes.ResourceExhausted, text: "allows volumes of at most 2 GiB"},
 		{name: "copies are in different topologies", from: "a:zone=z1:9 b:zone=z1:8 c:zone=z2:1", opts: opts(two), want: "a c"},
 		{name: "copies without", from: "a:zone=z1:9 b:zone=z1:8", opts: opts(two), code: codes.ResourceExhausted, text: "b (topology.example.com/zone=z1) fits"},
 		{name: "any size", from: "a:zone=z1:0", want: "a"},
 		{name: "no topology at all", size: 1, from: "a::2 b::3", want: "b"},
 		{name: "everywhere is requisite as well", req: requirement("zone=z1", ""), from: "a:zone=z2:2 b::3", want: "b"},
-		{name: "nothing known", req: requirement("zone=z1", ""), code: codes.ResourceExhausted, text: "no places are configured"},
+		{name: "nothing known", req: requirement("zone=z1", ""), code: codes.ResourceExhausted, text: "no storage pools are configured"},
 		{name: "the text is bounded", size: 9, from: strings.Repeat("pool:zone=z1:1 ", 50), code: codes.ResourceExhausted, text: "and 44 more"},
 		{name: "terms in common", req: requirement("zone=z1 zone=z1,rack=r1 zone=z2", ""), from: "a:zone=z1,rack=r1:9 b:zone=z1,rack=r2:1", opts: opts(two), want: "a b"},
 	})
@@ -467,8 +467,8 @@ func TestChooseAgainstNaive(t *testing.T) {
 			t.Fatalf("%s\nChoose = %v, want %v", describe(), names(chosen), names(want))
 		}
 		var accessible []topology.Segments
-		for _, m := range topology.Accessible(chosen...) {
-			accessible = append(accessible, topology.Of(m))
+		for _, m := range topology.AccessibleTopology(chosen...) {
+			accessible = append(accessible, topology.FromTopology(m))
 		}
 		ok, err := topology.Satisfies(req, accessible...)
 		if !ok || err != nil || len(accessible) != n.copies || !n.satisfied(accessible) {

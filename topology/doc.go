@@ -2,8 +2,8 @@
 // of a node ([Segments], for NodeGetInfo), the choice of a place for a new volume by
 // requisite and preferred topologies and free capacity ([Choose]), the check of an
 // existing volume against accessibility_requirements ([Satisfies]),
-// accessible_topology and GetCapacity ([Accessible], [Capacity]), whether
-// a node can access a volume ([CheckNode]), and changes of a node's topology ([Drift]).
+// accessible_topology and GetCapacity ([AccessibleTopology], [Capacity]), whether
+// a node can access a volume ([CheckNode]), and changes of a node's segments ([Drift]).
 //
 // # Compatible topologies
 //
@@ -13,9 +13,8 @@
 // fewer keys than nodes have. No segments means everywhere. Keys compare without regard
 // to case, as the specification requires, values exactly.
 //
-// For a node that is too weak: it can access a volume only if it has all the segments of
-// one of the volume's topologies, which [CheckNode] checks and [Segments.Matches]
-// compares.
+// A node needs more: it can access a volume only if it has all the segments of one of the
+// volume's topologies. [CheckNode] checks that, and [Segments.Matches] compares one topology.
 //
 // # When not to use it
 //

@@ -10,7 +10,7 @@ import (
 
 // Error is the error of this package's functions.
 type Error struct {
-	Op   string // the operation, such as "choose a place"
+	Op   string // the operation, such as "choose a storage pool"
 	Code codes.Code
 	Err  error
 }

@@ -26,12 +26,12 @@ func ExampleChoose() {
 			fmt.Println(status.Code(err), err)
 			continue
 		}
-		fmt.Println(chosen[0].Name, topology.Accessible(chosen...)[0].Segments)
+		fmt.Println(chosen[0].Name, topology.AccessibleTopology(chosen...)[0].Segments)
 	}
 	// Output:
 	// pool-2 map[topology.example.com/zone:z2]
 	// pool-1 map[topology.example.com/zone:z1]
-	// ResourceExhausted choose a place: no place fits: requested 200 GiB; pool-1 (topology.example.com/zone=z1) has 100 GiB free; pool-2 (topology.example.com/zone=z2) has 3 GiB free
+	// ResourceExhausted choose a storage pool: no storage pool has enough capacity in an allowed topology: requested 200 GiB; pool-1 (topology.example.com/zone=z1) has 100 GiB free; pool-2 (topology.example.com/zone=z2) has 3 GiB free
 }
 
 // A volume that is mirrored between two zones.
@@ -97,7 +97,7 @@ func ExampleCheckNode() {
 	fmt.Println(topology.CheckNode(node, topology.Segments{"zone": "z1"}))
 	// Output:
 	// <nil>
-	// access the volume from this node: not from zone=z1, because zone of the node is z2
+	// check the topology of the node: the volume is accessible from zone=z1, but the node has zone=z2
 }
 
 func ExampleDrift() {

@@ -24,10 +24,10 @@ func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 		out  *[]form
 	}{{"requisite", req.GetRequisite(), &r.requisite}, {"preferred", req.GetPreferred(), &r.preferred}} {
 		for i, t := range list.in {
-			if err := joined(segmentErrors(Of(t))); err != nil {
+			if err := joined(segmentErrors(FromTopology(t))); err != nil {
 				return nil, invalid(op, "%s[%d]: %w", list.name, i, err)
 			}
-			*list.out = append(*list.out, canonical(Of(t)))
+			*list.out = append(*list.out, canonical(FromTopology(t)))
 		}
 		*list.out = distinct(*list.out)
 	}
@@ -46,12 +46,13 @@ func read(op string, req *csi.TopologyRequirement) (*requirement, error) {
 	return r, nil
 }
 
-// Satisfies reports whether a volume that is accessible from the given topologies
-// satisfies accessibility_requirements: for a CreateVolume whose volume exists
-// already. With n requisite topologies and x accessible ones:
+// Satisfies reports whether an existing volume satisfies the accessibility_requirements of
+// a request, such as a CreateVolume that is repeated or that names a source: accessible are
+// the volume's accessible topologies. With x accessible topologies and n requisite ones, as
+// in the comments of TopologyRequirement:
 //
 //	x >= n   the volume is accessible from every requisite topology
-//	x < n    each accessible topology is a different requisite one
+//	x < n    each accessible topology is compatible with a different requisite one
 //
 // A nil requirement or one without requisite topologies is always satisfied, and so is
 // any requirement by a volume that is accessible from everywhere (no topology given, or

@@ -15,8 +15,8 @@ import (
 // as "topology.example.com/zone": "z1". None means everywhere.
 type Segments map[string]string
 
-// Of returns the segments of a message; none for nil.
-func Of(t *csi.Topology) Segments { return t.GetSegments() }
+// FromTopology returns the segments of a message; none for nil.
+func FromTopology(t *csi.Topology) Segments { return t.GetSegments() }
 
 // Parse parses "key=value,key=value", from a flag or an environment variable. An
 // empty text is no segments. White space around commas is ignored. The result is
@@ -108,9 +108,9 @@ func (s Segments) Equal(other Segments) bool {
 }
 
 // Matches reports whether s has every segment of other, as the labels of a node match a
-// node selector: zone=z1,rack=r3 matches zone=z1, but not the reverse. All segments match
-// no segments. A node n can access a volume with the accessible topology v if
-// n.Matches(v).
+// node selector: zone=z1,rack=r3 matches zone=z1, but not the reverse. Every set matches
+// the empty set. A node can access a volume if node.Matches(accessibleTopology) for one of
+// the volume's accessible topologies.
 func (s Segments) Matches(other Segments) bool {
 	return canonical(s).has(canonical(other))
 }

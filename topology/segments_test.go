@@ -215,14 +215,14 @@ func TestEqualMatchesString(t *testing.T) {
 func TestTopologyMessage(t *testing.T) {
 	s := segs("zone=z1")
 	m := s.Topology()
-	if !topology.Of(m).Equal(s) {
-		t.Errorf("Of(Topology) = %v, want %v", topology.Of(m), s)
+	if !topology.FromTopology(m).Equal(s) {
+		t.Errorf("FromTopology(Topology) = %v, want %v", topology.FromTopology(m), s)
 	}
 	m.Segments[zone] = "changed"
 	if s[zone] != "z1" {
 		t.Error("the message shares the map")
 	}
-	if (topology.Segments{}).Topology() != nil || topology.Of(nil) != nil {
+	if (topology.Segments{}).Topology() != nil || topology.FromTopology(nil) != nil {
 		t.Error("no segments are not nil")
 	}
 }

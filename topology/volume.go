@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Accessible returns accessible_topology for a volume in the chosen places: nil,
+// AccessibleTopology returns accessible_topology for a volume in the chosen places: nil,
 // which means everywhere, if one of them is accessible from everywhere.
-func Accessible(chosen ...Candidate) []*csi.Topology {
+func AccessibleTopology(chosen ...Candidate) []*csi.Topology {
 	var list []*csi.Topology
 	seen := map[string]bool{}
 	for _, c := range chosen {
@@ -29,13 +29,13 @@ func Accessible(chosen ...Candidate) []*csi.Topology {
 	return list
 }
 
-// Capacity returns the response of GetCapacity for one topology; nil, or one without
-// segments, stands for all: as available capacity the free bytes of all places that are
-// accessible from it, and as maximum volume size the largest volume that one of them can
-// hold. The scheduler of Kubernetes compares with the latter; the sum would promise volumes
-// that fit in no place.
+// Capacity returns the response of GetCapacity for the places that are accessible from one
+// topology; nil, or one without segments, selects all places. available_capacity is the sum
+// of their free bytes, and maximum_volume_size the largest volume that one of them can hold.
+// The scheduler of Kubernetes compares with maximum_volume_size: the sum would promise
+// volumes that fit in no place.
 func Capacity(at *csi.Topology, from []Candidate) *csi.GetCapacityResponse {
-	wanted := canonical(Of(at))
+	wanted := canonical(FromTopology(at))
 	var sum, largest int64
 	for _, c := range from {
 		if c.Free <= 0 || !canonical(c.Segments).compatible(wanted) {
@@ -66,20 +66,20 @@ func CheckNode(node Segments, volume ...Segments) error {
 		for _, p := range canonical(v) {
 			value, found := at[p.key]
 			if !found {
-				differ = append(differ, fmt.Sprintf("the node has no %s", p.key))
+				differ = append(differ, "no "+p.key)
 			} else if value != p.value {
-				differ = append(differ, fmt.Sprintf("%s of the node is %s", p.key, value))
+				differ = append(differ, p.key+"="+value)
 			}
 		}
 		if len(differ) == 0 {
 			return nil
 		}
-		why = append(why, fmt.Sprintf("not from %s, because %s", v, strings.Join(differ, " and ")))
+		why = append(why, fmt.Sprintf("from %s, but the node has %s", v, strings.Join(differ, " and ")))
 	}
 	if len(why) == 0 {
 		return nil
 	}
-	return fail(codes.FailedPrecondition, "access the volume from this node", "%s", several(why))
+	return fail(codes.FailedPrecondition, "check the topology of the node", "the volume is accessible %s", several(why))
 }
 
 // Change is a changed segment of a node. The value of an added segment is empty in Before,
@@ -97,9 +97,9 @@ func (c Change) String() string {
 	return fmt.Sprintf("%s changed from %s to %s", c.Key, c.Before, c.Now)
 }
 
-// Drift returns the differences between the segments that NodeGetInfo returned earlier
-// and the current ones, in order of keys; nil if there are none. Report them before
-// returning the new ones: the CO and existing volumes may have stored the old ones.
+// Drift returns the segments of a node that have changed since an earlier NodeGetInfo, in
+// order of keys; nil if there are none. Log or report them before NodeGetInfo returns the
+// new segments: the CO and existing volumes may have stored the old ones.
 // Kubernetes keeps the values as labels of the node and refuses to register a plugin with
 // another value until the label is deleted, and volumes stay bound to the old
 // topology. Drift compares keys with their case, as labels are.

@@ -14,14 +14,14 @@ import (
 )
 
 func TestAccessible(t *testing.T) {
-	got := topology.Accessible(pools("a:zone=z1:1 b:zone=z2:1 c:zone=z1:1")...)
+	got := topology.AccessibleTopology(pools("a:zone=z1:1 b:zone=z2:1 c:zone=z1:1")...)
 	if len(got) != 2 || got[0].Segments[zone] != "z1" || got[1].Segments[zone] != "z2" {
 		t.Errorf("Accessible = %v", got)
 	}
-	if got := topology.Accessible(pools("a:zone=z1:1 b::1")...); got != nil {
+	if got := topology.AccessibleTopology(pools("a:zone=z1:1 b::1")...); got != nil {
 		t.Errorf("with everywhere: %v, want nil", got)
 	}
-	if got := topology.Accessible(); got != nil {
+	if got := topology.AccessibleTopology(); got != nil {
 		t.Errorf("of nothing: %v, want nil", got)
 	}
 }
@@ -66,10 +66,10 @@ func TestCheckNode(t *testing.T) {
 		{"the same", "zone=z1", "zone=z1", ""},
 		{"the node knows more", "zone=z1,host=n1", "zone=z1", ""},
 		{"one of two", "zone=z2,host=n1", "zone=z1 zone=z2", ""},
-		{"another", "zone=z3", "zone=z1 zone=z2", "not from topology.example.com/zone=z1, because topology.example.com/zone of the node is z3; " +
-			"not from topology.example.com/zone=z2, because topology.example.com/zone of the node is z3"},
-		{"the volume knows more", "zone=z1", "zone=z1,host=n1", "because the node has no topology.example.com/host"},
-		{"two differences", "zone=z1", "zone=z2,host=n1", "because the node has no topology.example.com/host and topology.example.com/zone of the node is z1"},
+		{"another", "zone=z3", "zone=z1 zone=z2", "the volume is accessible from topology.example.com/zone=z1, but the node has topology.example.com/zone=z3; " +
+			"from topology.example.com/zone=z2, but the node has topology.example.com/zone=z3"},
+		{"the volume knows more", "zone=z1", "zone=z1,host=n1", "but the node has no topology.example.com/host"},
+		{"two differences", "zone=z1", "zone=z2,host=n1", "but the node has no topology.example.com/host and topology.example.com/zone=z1"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -37,9 +37,9 @@ const volumeID = "pvc-4d9e1c52-7f0b-4c1e-9f0e-2f7c5f3a9b11"
 var (
 	benchOp   = volumelock.Op{RPC: "NodePublishVolume"}
 	benchKeys = []volumelock.Request{
-		sh(volumelock.KindNodeVolume, volumeID),
+		sh(volumelock.KindVolumeOnNode, volumeID),
 		ex(volumelock.KindTarget, "/var/lib/kubelet/pods/1f6/volumes/kubernetes.io~csi/"+volumeID+"/mount"),
-		ex(volumelock.KindVolumeNode, volumeID),
+		ex(volumelock.KindAttachment, volumeID),
 	}
 )
 
@@ -140,7 +140,7 @@ func BenchmarkRatioParallel(b *testing.B) {
 				table := new(volumelock.Table)
 				contestants = append(contestants, contestant{name, func(ops int) {
 					parallel(ops, func(id string) {
-						keys := [...]volumelock.Request{ex(volumelock.KindNodeVolume, id), ex(volumelock.KindTarget, id)}
+						keys := [...]volumelock.Request{ex(volumelock.KindVolumeOnNode, id), ex(volumelock.KindTarget, id)}
 						h, err := table.Acquire(benchOp, keys[:n+1]...)
 						if err == nil {
 							h.Release()

@@ -11,27 +11,28 @@
 //
 // # The default policy
 //
-// A key is exclusive, or with a + shared. With a ± that depends on the request:
-// an attachment is exclusive where the access mode limits the nodes that may
-// write, a publish takes the volume exclusively where the mode allows one target
-// on a node (SINGLE_NODE_WRITER, _READER_ONLY, _SINGLE_WRITER) or is unknown. A
-// key whose ID is empty in the request is omitted.
+// A key is exclusive, unless marked: + means shared, ± means shared or exclusive,
+// depending on the request. ControllerPublishVolume takes attachments exclusively where
+// the access mode limits the nodes that may write, ControllerUnpublishVolume where it
+// detaches from all nodes; NodePublishVolume takes volume_on_node exclusively where the
+// mode allows one target on a node (SINGLE_NODE_WRITER, _READER_ONLY, _SINGLE_WRITER) or
+// is unknown. A key whose ID is empty in the request is omitted.
 //
 //	CreateVolume                volume_name  +volume (source)  +snapshot (source)
 //	DeleteVolume                volume
-//	ControllerPublishVolume     +volume  ±volume_attach  volume_node
-//	ControllerUnpublishVolume   +volume  ±volume_attach  volume_node
+//	ControllerPublishVolume     +volume  ±attachments  attachment
+//	ControllerUnpublishVolume   +volume  ±attachments  attachment
 //	ControllerExpandVolume      volume
 //	ControllerModifyVolume      volume
 //	CreateSnapshot              snapshot_name  +volume (source)
 //	DeleteSnapshot              snapshot
 //	CreateVolumeGroupSnapshot   group_snapshot_name  +volume (each source)
 //	DeleteVolumeGroupSnapshot   group_snapshot  snapshot (each member)
-//	NodeStageVolume             node_volume
-//	NodeUnstageVolume           node_volume
-//	NodeExpandVolume            node_volume
-//	NodePublishVolume           ±node_volume  target_path
-//	NodeUnpublishVolume         +node_volume  target_path
+//	NodeStageVolume             volume_on_node
+//	NodeUnstageVolume           volume_on_node
+//	NodeExpandVolume            volume_on_node
+//	NodePublishVolume           ±volume_on_node  target_path
+//	NodeUnpublishVolume         +volume_on_node  target_path
 //
 // All others take no key and never wait: probes, capabilities, lists, statistics,
 // health, capacity and validation. So the pods of one shared volume are published and

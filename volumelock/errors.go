@@ -13,14 +13,14 @@ import (
 type BusyError struct {
 	RPC          string        // the call that was refused
 	Key          Key           // the first key, in order of kind and ID, that could not be taken
-	Holder       Op            // of the conflicting holders a parked one, if any, else the oldest
+	Holder       Op            // the conflicting holder: the parked one if there is one, otherwise the oldest
 	Age          time.Duration // since Holder took the key
 	ContendedFor time.Duration // since a call was first refused because of Holder, or began to wait for it
-	Parked       bool          // Holder has returned, and its work is still in flight
+	Parked       bool          // Holder has returned, but its work is still in flight
 
-	// Waiting is set after a wait when Holder does not hold the key, but precedes RPC in
+	// HolderWaiting is set after a wait when Holder does not hold the key, but precedes RPC in
 	// the queue and has waited for Age. See [Table.AcquireWait].
-	Waiting bool
+	HolderWaiting bool
 }
 
 // newBusyError is for the refused rpc. The shard of blocker is locked.
@@ -42,10 +42,10 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Parked:
-		return fmt.Sprintf("%s: %s is parked by %s, %v old%s: that call has returned but its work is still in flight; find out what blocks it",
+		return fmt.Sprintf("%s: %s is held by %s for %v%s: that call has returned, but its work is still in flight; check the storage that it uses",
 			e.RPC, e.Key, holder, short(e.Age), contended)
-	case e.Waiting:
-		return fmt.Sprintf("%s: %s has been waited for by %s for %v, which is served first; retry", e.RPC, e.Key, holder, short(e.Age))
+	case e.HolderWaiting:
+		return fmt.Sprintf("%s: %s was requested earlier by %s, which has waited for %v and is served first; retry", e.RPC, e.Key, holder, short(e.Age))
 	}
 	return fmt.Sprintf("%s: %s is held by %s for %v%s; retry when that call has ended", e.RPC, e.Key, holder, short(e.Age), contended)
 }

@@ -15,7 +15,7 @@ import (
 
 func ExampleTable() {
 	var locks volumelock.Table
-	volume := volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "vol-1"}
+	volume := volumelock.Key{Kind: volumelock.KindVolumeOnNode, ID: "vol-1"}
 
 	held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume", RequestID: "17"}, volumelock.Request{Key: volume})
 	if err != nil {
@@ -31,14 +31,14 @@ func ExampleTable() {
 		fmt.Println(status.Code(err))
 	}
 	// Output:
-	// NodeUnstageVolume finds node_volume "vol-1" held by NodeStageVolume 17
+	// NodeUnstageVolume finds volume_on_node "vol-1" held by NodeStageVolume 17
 	// Aborted
 }
 
 // A call whose work is still in flight when it returns parks its keys.
 func ExampleHeld_Park() {
 	var locks volumelock.Table
-	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "vol-1"}}
+	volume := volumelock.Request{Key: volumelock.Key{Kind: volumelock.KindVolumeOnNode, ID: "vol-1"}}
 	stage := func(mounted <-chan struct{}) error {
 		held, err := locks.Acquire(volumelock.Op{RPC: "NodeStageVolume"}, volume)
 		if err != nil {
@@ -59,7 +59,7 @@ func ExampleHeld_Park() {
 	close(mounted)
 	// Output:
 	// stage: context deadline exceeded
-	// node_volume "vol-1" exclusive NodeStageVolume parked: true
+	// volume_on_node "vol-1" exclusive NodeStageVolume parked: true
 	// expand refused: true
 	// retry of stage: context deadline exceeded
 }

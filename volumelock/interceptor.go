@@ -65,9 +65,9 @@ func WithRequestID(from func(context.Context) string) Option {
 // no keys under [DefaultPolicy]; Stream serves a [Policy] that, for instance, keeps a
 // snapshot from being deleted while it is read.
 //
-// Locks belong innermost: after validation, so that an invalid request is not refused
-// as busy, and inside of interceptors that turn errors into plain statuses, which would
-// hide Pending. Several servers may share one table.
+// Add this interceptor last (closest to the handler): after validation, so that an invalid
+// request is not refused as busy, and inside of interceptors that turn errors into plain
+// statuses, which would hide Pending. Several servers may share one table.
 func Interceptor(t *Table, opts ...Option) struct {
 	Unary  grpc.UnaryServerInterceptor
 	Stream grpc.StreamServerInterceptor

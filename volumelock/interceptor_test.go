@@ -133,7 +133,7 @@ func TestInterceptorParks(t *testing.T) {
 				t.Fatalf("stage = %v, want the handler's error", err)
 			}
 		}
-		if got, want := held(&table), `node_volume "v" exclusive NodeStageVolume parked`; got != want {
+		if got, want := held(&table), `volume_on_node "v" exclusive NodeStageVolume parked`; got != want {
 			t.Errorf("held %s, want %s", got, want)
 		}
 
@@ -146,7 +146,7 @@ func TestInterceptorParks(t *testing.T) {
 		}
 		for name, call := range map[string]func() error{"publish": publish, "expand": expand} {
 			err := call()
-			if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "parked by NodeStageVolume") {
+			if status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "held by NodeStageVolume for 0s: that call has returned") {
 				t.Errorf("%s = %v, want ABORTED naming the parked stage", name, err)
 			}
 		}
@@ -202,7 +202,7 @@ func TestInterceptorParksForAllThatIsPending(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				const parked = `node_volume "v" exclusive NodeStageVolume parked`
+				const parked = `volume_on_node "v" exclusive NodeStageVolume parked`
 				if got := held(&table); got != parked {
 					t.Errorf("held %s, want it once", got)
 				}
@@ -241,7 +241,7 @@ func TestInterceptorWait(t *testing.T) {
 		err := invoke(ctx, i, method, req, ok)
 		return time.Since(began), err
 	}
-	volume := ex(volumelock.KindNodeVolume, "v")
+	volume := ex(volumelock.KindVolumeOnNode, "v")
 	unstageRequest := &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}
 	tests := []struct {
 		name   string
@@ -455,7 +455,7 @@ func TestInterceptorOverGRPC(t *testing.T) {
 	<-d.entered
 	_, err := client.NodeStageVolume(t.Context(), stageRequest())
 	s := status.Convert(err)
-	if s.Code() != codes.Aborted || !strings.Contains(s.Message(), `node_volume "v" is held by NodeStageVolume for`) || len(s.Details()) != 0 {
+	if s.Code() != codes.Aborted || !strings.Contains(s.Message(), `volume_on_node "v" is held by NodeStageVolume for`) || len(s.Details()) != 0 {
 		t.Errorf("second call: %v, want ABORTED naming the holder, no details", err)
 	}
 	close(d.release)

@@ -17,9 +17,9 @@ type Kind uint8
 const (
 	KindVolume            Kind = iota + 1 // a volume ID, for the controller service
 	KindVolumeName                        // the name in CreateVolume, before there is an ID
-	KindVolumeAttach                      // a volume ID: the set of nodes to which the volume is attached
-	KindVolumeNode                        // one attachment; see VolumeNodeKey
-	KindNodeVolume                        // a volume ID, for the node service
+	KindAttachments                       // a volume ID: all attachments of the volume, that is the set of nodes
+	KindAttachment                        // the attachment of a volume to one node; see AttachmentKey
+	KindVolumeOnNode                      // a volume ID, for the node service: the volume on this node
 	KindTarget                            // a target path on this node, cleaned; see DefaultPolicy
 	KindSnapshot                          // a snapshot ID
 	KindSnapshotName                      // the name in CreateSnapshot
@@ -30,9 +30,9 @@ const (
 var kindNames = [...]string{
 	KindVolume:            "volume",
 	KindVolumeName:        "volume_name",
-	KindVolumeAttach:      "volume_attach",
-	KindVolumeNode:        "volume_node",
-	KindNodeVolume:        "node_volume",
+	KindAttachments:       "attachments",
+	KindAttachment:        "attachment",
+	KindVolumeOnNode:      "volume_on_node",
 	KindTarget:            "target_path",
 	KindSnapshot:          "snapshot",
 	KindSnapshotName:      "snapshot_name",
@@ -40,7 +40,7 @@ var kindNames = [...]string{
 	KindGroupSnapshotName: "group_snapshot_name",
 }
 
-// String returns the name of the kind, as in "node_volume".
+// String returns the name of the kind, as in "volume_on_node".
 func (k Kind) String() string {
 	if int(k) < len(kindNames) && kindNames[k] != "" {
 		return kindNames[k]
@@ -54,12 +54,12 @@ type Key struct {
 	ID   string
 }
 
-// VolumeNodeKey returns the key of the attachment of a volume to a node. Both
-// IDs may hold any character, and no two pairs share a key.
-func VolumeNodeKey(volumeID, nodeID string) Key {
+// AttachmentKey returns the key of the attachment of a volume to a node. Both
+// IDs may hold any character, and different pairs have different keys.
+func AttachmentKey(volumeID, nodeID string) Key {
 	// The length says where the volume ID ends; no separator could, since CSI
 	// leaves the content of both to the plugin.
-	return Key{KindVolumeNode, strconv.Itoa(len(volumeID)) + ":" + volumeID + "@" + nodeID}
+	return Key{KindAttachment, strconv.Itoa(len(volumeID)) + ":" + volumeID + "@" + nodeID}
 }
 
 // String returns the kind and the quoted ID.
@@ -69,7 +69,7 @@ func (k Key) compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.ID, other.ID))
 }
 
-// Mode is how a key is taken.
+// Mode is shared or exclusive.
 type Mode uint8
 
 const (

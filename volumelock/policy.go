@@ -20,9 +20,10 @@ type Policy func(fullMethod string, req any) []Request
 // Reads take no key: they must not be refused, and what they return may change
 // right after anyway. The streams of SnapshotMetadata are reads as well, and may
 // take hours; for a snapshot that is being read, the backend refuses deletion with
-// FAILED_PRECONDITION, or your own Policy adds a key with [StreamServerInterceptor].
+// FAILED_PRECONDITION, or your own Policy adds a key: [Interceptor] holds it during the
+// stream.
 //
-// CreateVolume contains only the name of its volume, DeleteVolume only the ID: the
+// CreateVolume locks only the name of its volume, DeleteVolume only the ID: the
 // two do not exclude each other, and the same holds for snapshots and groups. A
 // driver that derives IDs from names adds the ID's key in its own Policy.
 //
@@ -125,8 +126,8 @@ func controllerPublish(r *csi.ControllerPublishVolumeRequest) []Request {
 	}
 	return []Request{
 		shared(KindVolume, r.GetVolumeId()),
-		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
-		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+		{Key{KindAttachments, r.GetVolumeId()}, attach},
+		attachment(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
@@ -139,16 +140,16 @@ func controllerUnpublish(r *csi.ControllerUnpublishVolumeRequest) []Request {
 	}
 	return []Request{
 		shared(KindVolume, r.GetVolumeId()),
-		{Key{KindVolumeAttach, r.GetVolumeId()}, attach},
-		volumeNode(r.GetVolumeId(), r.GetNodeId()),
+		{Key{KindAttachments, r.GetVolumeId()}, attach},
+		attachment(r.GetVolumeId(), r.GetNodeId()),
 	}
 }
 
-func volumeNode(volumeID, nodeID string) Request {
+func attachment(volumeID, nodeID string) Request {
 	if volumeID == "" || nodeID == "" {
 		return Request{} // omitted
 	}
-	return Request{VolumeNodeKey(volumeID, nodeID), Exclusive}
+	return Request{AttachmentKey(volumeID, nodeID), Exclusive}
 }
 
 func controllerExpand(r *csi.ControllerExpandVolumeRequest) []Request {
@@ -188,15 +189,15 @@ func deleteGroupSnapshot(r *csi.DeleteVolumeGroupSnapshotRequest) []Request {
 }
 
 func nodeStage(r *csi.NodeStageVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 func nodeUnstage(r *csi.NodeUnstageVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 func nodeExpand(r *csi.NodeExpandVolumeRequest) []Request {
-	return []Request{exclusive(KindNodeVolume, r.GetVolumeId())}
+	return []Request{exclusive(KindVolumeOnNode, r.GetVolumeId())}
 }
 
 // nodePublish shares the volume, so that the pods of one volume do not get ABORTED because
@@ -214,14 +215,14 @@ func nodePublish(r *csi.NodePublishVolumeRequest) []Request {
 		volume = Shared
 	}
 	return []Request{
-		{Key{KindNodeVolume, r.GetVolumeId()}, volume},
+		{Key{KindVolumeOnNode, r.GetVolumeId()}, volume},
 		target(r.GetTargetPath()),
 	}
 }
 
 func nodeUnpublish(r *csi.NodeUnpublishVolumeRequest) []Request {
 	return []Request{
-		shared(KindNodeVolume, r.GetVolumeId()),
+		shared(KindVolumeOnNode, r.GetVolumeId()),
 		target(r.GetTargetPath()),
 	}
 }

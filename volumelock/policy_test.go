@@ -72,9 +72,9 @@ func policyCases() []policyCase {
 		}}, `volume_name "n", +snapshot "snap"`},
 		{csi.Controller_DeleteVolume_FullMethodName, &csi.DeleteVolumeRequest{VolumeId: "v"}, `volume "v"`},
 		{csi.Controller_ControllerUnpublishVolume_FullMethodName, &csi.ControllerUnpublishVolumeRequest{VolumeId: "v", NodeId: "n"},
-			`+volume "v", +volume_attach "v", volume_node "1:v@n"`},
+			`+volume "v", +attachments "v", attachment "1:v@n"`},
 		{csi.Controller_ControllerUnpublishVolume_FullMethodName, &csi.ControllerUnpublishVolumeRequest{VolumeId: "v"},
-			`+volume "v", volume_attach "v"`},
+			`+volume "v", attachments "v"`},
 		{csi.Controller_ValidateVolumeCapabilities_FullMethodName, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "v"}, ``},
 		{csi.Controller_ListVolumes_FullMethodName, &csi.ListVolumesRequest{}, ``},
 		{csi.Controller_ControllerListVolumeHealth_FullMethodName, &csi.ControllerListVolumeHealthRequest{}, ``},
@@ -99,14 +99,14 @@ func policyCases() []policyCase {
 		{csi.SnapshotMetadata_GetMetadataAllocated_FullMethodName, &csi.GetMetadataAllocatedRequest{SnapshotId: "s"}, ``},
 		{csi.SnapshotMetadata_GetMetadataDelta_FullMethodName, &csi.GetMetadataDeltaRequest{BaseSnapshotId: "s"}, ``},
 
-		{csi.Node_NodeStageVolume_FullMethodName, &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}, `node_volume "v"`},
-		{csi.Node_NodeUnstageVolume_FullMethodName, &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}, `node_volume "v"`},
-		{csi.Node_NodeUnpublishVolume_FullMethodName, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/t"}, `+node_volume "v", target_path "/t"`},
-		{csi.Node_NodeUnpublishVolume_FullMethodName, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/t//x/"}, `+node_volume "v", target_path "/t/x"`},
+		{csi.Node_NodeStageVolume_FullMethodName, &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}, `volume_on_node "v"`},
+		{csi.Node_NodeUnstageVolume_FullMethodName, &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"}, `volume_on_node "v"`},
+		{csi.Node_NodeUnpublishVolume_FullMethodName, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/t"}, `+volume_on_node "v", target_path "/t"`},
+		{csi.Node_NodeUnpublishVolume_FullMethodName, &csi.NodeUnpublishVolumeRequest{VolumeId: "v", TargetPath: "/t//x/"}, `+volume_on_node "v", target_path "/t/x"`},
 		{csi.Node_NodeGetVolumeStats_FullMethodName, &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/t"}, ``},
 		{csi.Node_NodeGetVolumeHealth_FullMethodName, &csi.NodeGetVolumeHealthRequest{VolumeId: "v"}, ``},
 		{csi.Node_NodeGetStorageHealth_FullMethodName, &csi.NodeGetStorageHealthRequest{}, ``},
-		{csi.Node_NodeExpandVolume_FullMethodName, &csi.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/t"}, `node_volume "v"`},
+		{csi.Node_NodeExpandVolume_FullMethodName, &csi.NodeExpandVolumeRequest{VolumeId: "v", VolumePath: "/t"}, `volume_on_node "v"`},
 		{csi.Node_NodeGetCapabilities_FullMethodName, &csi.NodeGetCapabilitiesRequest{}, ``},
 		{csi.Node_NodeGetInfo_FullMethodName, &csi.NodeGetInfoRequest{}, ``},
 	}
@@ -127,13 +127,13 @@ func policyCases() []policyCase {
 		cases = append(cases,
 			policyCase{csi.Controller_ControllerPublishVolume_FullMethodName,
 				&csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n", VolumeCapability: capability(mode)},
-				`+volume "v", ` + want.attach + `volume_attach "v", volume_node "1:v@n"`},
+				`+volume "v", ` + want.attach + `attachments "v", attachment "1:v@n"`},
 			policyCase{csi.Controller_ControllerPublishVolume_FullMethodName,
 				&csi.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n", VolumeCapability: capability(mode), Readonly: true},
-				`+volume "v", ` + want.attachReadonly + `volume_attach "v", volume_node "1:v@n"`},
+				`+volume "v", ` + want.attachReadonly + `attachments "v", attachment "1:v@n"`},
 			policyCase{csi.Node_NodePublishVolume_FullMethodName,
 				&csi.NodePublishVolumeRequest{VolumeId: "v", TargetPath: "/t/", VolumeCapability: capability(mode)},
-				want.publish + `node_volume "v", target_path "/t"`})
+				want.publish + `volume_on_node "v", target_path "/t"`})
 	}
 	return cases
 }

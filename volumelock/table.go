@@ -8,9 +8,11 @@ import (
 	"time"
 )
 
-// Op describes a call that takes keys, for the [BusyError] of others.
+// Op is the identity of a call that takes keys: its RPC and its request id. A [BusyError]
+// names the Op that holds the key. A retry of a parked call is recognized by its RPC, keys
+// and modes (see [Held.Park]).
 type Op struct {
-	RPC       string // "NodeStageVolume"; it decides which calls pass parked keys, see [Held.Park]
+	RPC       string // such as "NodeStageVolume"
 	RequestID string // may be empty
 }
 

@@ -87,7 +87,7 @@ func TestModes(t *testing.T) {
 		{"shared beside exclusive", []volumelock.Request{ex(k, "a")}, []volumelock.Request{sh(k, "a")}, true},
 		{"exclusive beside exclusive", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(k, "a")}, true},
 		{"another ID", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(k, "b")}, false},
-		{"another kind", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(volumelock.KindNodeVolume, "a")}, false},
+		{"another kind", []volumelock.Request{ex(k, "a")}, []volumelock.Request{ex(volumelock.KindVolumeOnNode, "a")}, false},
 		{"the zero mode is exclusive", []volumelock.Request{{Key: sh(k, "a").Key}}, []volumelock.Request{sh(k, "a")}, true},
 		{"a mode that there is not is exclusive", []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{{Key: sh(k, "a").Key, Mode: 7}}, true},
 		{"and wins over shared", []volumelock.Request{sh(k, "a"), {Key: sh(k, "a").Key, Mode: 7}}, []volumelock.Request{sh(k, "a")}, true},
@@ -136,16 +136,16 @@ func TestMergedKeyIsListedOnce(t *testing.T) {
 func TestReleaseAndParkAfterRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		h := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
+		h := mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v"))
 		h.Release()
-		again := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
+		again := mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v"))
 		h.Release()
 		pending := make(chan struct{})
 		h.Park(pending)
 		close(pending)
 		synctest.Wait()
-		mustBeBusy(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
-		if got, want := held(&table), `node_volume "v" exclusive NodeStageVolume`; got != want {
+		mustBeBusy(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v"))
+		if got, want := held(&table), `volume_on_node "v" exclusive NodeStageVolume`; got != want {
 			t.Errorf("held %s, want %s", got, want)
 		}
 		again.Release()
@@ -159,18 +159,18 @@ func TestBusyError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		op := volumelock.Op{RPC: "NodeStageVolume", RequestID: "r-7"}
-		h := mustAcquire(t, &table, op, ex(volumelock.KindNodeVolume, "v\n1"))
+		h := mustAcquire(t, &table, op, ex(volumelock.KindVolumeOnNode, "v\n1"))
 		time.Sleep(43*time.Minute + 1500*time.Millisecond)
 
-		busy := mustBeBusy(t, &table, publish, ex(volumelock.KindTarget, "/t"), sh(volumelock.KindNodeVolume, "v\n1"))
+		busy := mustBeBusy(t, &table, publish, ex(volumelock.KindTarget, "/t"), sh(volumelock.KindVolumeOnNode, "v\n1"))
 		want := volumelock.BusyError{
-			RPC: "NodePublishVolume", Key: volumelock.Key{Kind: volumelock.KindNodeVolume, ID: "v\n1"},
+			RPC: "NodePublishVolume", Key: volumelock.Key{Kind: volumelock.KindVolumeOnNode, ID: "v\n1"},
 			Holder: op, Age: 43*time.Minute + 1500*time.Millisecond,
 		}
 		if *busy != want {
 			t.Errorf("BusyError = %+v, want %+v", *busy, want)
 		}
-		text := `NodePublishVolume: node_volume "v\n1" is held by NodeStageVolume (request r-7) for 43m1s; retry when that call has ended`
+		text := `NodePublishVolume: volume_on_node "v\n1" is held by NodeStageVolume (request r-7) for 43m1s; retry when that call has ended`
 		if busy.Error() != text {
 			t.Errorf("text  %s\nwant  %s", busy, text)
 		}
@@ -180,8 +180,8 @@ func TestBusyError(t *testing.T) {
 
 		pending := make(chan struct{})
 		h.Park(pending)
-		busy = mustBeBusy(t, &table, publish, sh(volumelock.KindNodeVolume, "v\n1"))
-		text = `NodePublishVolume: node_volume "v\n1" is parked by NodeStageVolume (request r-7), 43m1s old: that call has returned but its work is still in flight; find out what blocks it`
+		busy = mustBeBusy(t, &table, publish, sh(volumelock.KindVolumeOnNode, "v\n1"))
+		text = `NodePublishVolume: volume_on_node "v\n1" is held by NodeStageVolume (request r-7) for 43m1s: that call has returned, but its work is still in flight; check the storage that it uses`
 		if !busy.Parked || busy.Error() != text || status.Code(busy) != codes.Aborted {
 			t.Errorf("text  %s\nwant  %s", busy, text)
 		}
@@ -193,9 +193,9 @@ func TestBusyError(t *testing.T) {
 func TestBusyErrorNamesTheOldest(t *testing.T) {
 	var table volumelock.Table
 	for i := range 3 {
-		mustAcquire(t, &table, volumelock.Op{RPC: "NodePublishVolume", RequestID: fmt.Sprint(i)}, sh(volumelock.KindNodeVolume, "v"))
+		mustAcquire(t, &table, volumelock.Op{RPC: "NodePublishVolume", RequestID: fmt.Sprint(i)}, sh(volumelock.KindVolumeOnNode, "v"))
 	}
-	if busy := mustBeBusy(t, &table, unstage, ex(volumelock.KindNodeVolume, "v")); busy.Holder.RequestID != "0" {
+	if busy := mustBeBusy(t, &table, unstage, ex(volumelock.KindVolumeOnNode, "v")); busy.Holder.RequestID != "0" {
 		t.Errorf("holder = %+v, want request 0", busy.Holder)
 	}
 }
@@ -204,11 +204,11 @@ func TestSnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		began := time.Now()
-		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/b"), sh(volumelock.KindNodeVolume, "v"))
+		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/b"), sh(volumelock.KindVolumeOnNode, "v"))
 		time.Sleep(time.Second)
-		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/a"), sh(volumelock.KindNodeVolume, "v"))
-		want := `node_volume "v" shared NodePublishVolume; target_path "/b" exclusive NodePublishVolume; ` +
-			`node_volume "v" shared NodePublishVolume; target_path "/a" exclusive NodePublishVolume`
+		mustAcquire(t, &table, publish, ex(volumelock.KindTarget, "/a"), sh(volumelock.KindVolumeOnNode, "v"))
+		want := `volume_on_node "v" shared NodePublishVolume; target_path "/b" exclusive NodePublishVolume; ` +
+			`volume_on_node "v" shared NodePublishVolume; target_path "/a" exclusive NodePublishVolume`
 		if got := held(&table); got != want {
 			t.Errorf("Snapshot\n%s, want\n%s", got, want)
 		}
@@ -220,15 +220,15 @@ func TestSnapshot(t *testing.T) {
 }
 
 func TestPark(t *testing.T) {
-	volume := ex(volumelock.KindNodeVolume, "v")
-	pod := []volumelock.Request{sh(volumelock.KindNodeVolume, "v"), ex(volumelock.KindTarget, "/t")}
+	volume := ex(volumelock.KindVolumeOnNode, "v")
+	pod := []volumelock.Request{sh(volumelock.KindVolumeOnNode, "v"), ex(volumelock.KindTarget, "/t")}
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		pending := make(chan struct{})
 		h := mustAcquire(t, &table, stage, volume)
 		h.Park(pending)
 		h.Release() // the deferred one
-		if got, want := held(&table), `node_volume "v" exclusive NodeStageVolume parked`; got != want {
+		if got, want := held(&table), `volume_on_node "v" exclusive NodeStageVolume parked`; got != want {
 			t.Fatalf("held %s, want %s", got, want)
 		}
 
@@ -238,8 +238,8 @@ func TestPark(t *testing.T) {
 		}{
 			{publish, pod},
 			{volumelock.Op{RPC: "NodeExpandVolume"}, []volumelock.Request{volume}},
-			{stage, []volumelock.Request{sh(volumelock.KindNodeVolume, "v")}},         // another mode: not a retry
-			{stage, []volumelock.Request{volume, ex(volumelock.KindNodeVolume, "w")}}, // another set of keys
+			{stage, []volumelock.Request{sh(volumelock.KindVolumeOnNode, "v")}},         // another mode: not a retry
+			{stage, []volumelock.Request{volume, ex(volumelock.KindVolumeOnNode, "w")}}, // another set of keys
 		} {
 			if busy := mustBeBusy(t, &table, refused.op, refused.reqs...); !busy.Parked || busy.Holder != stage {
 				t.Errorf("%v: %+v, want the parked stage named", refused.op, busy)
@@ -262,7 +262,7 @@ func TestPark(t *testing.T) {
 
 		close(pending)
 		synctest.Wait()
-		if got, want := held(&table), `node_volume "v" exclusive NodeUnstageVolume`; got != want {
+		if got, want := held(&table), `volume_on_node "v" exclusive NodeUnstageVolume`; got != want {
 			t.Errorf("after the end: held %s, want %s", got, want)
 		}
 		unstaging.Release()
@@ -274,7 +274,7 @@ func TestPark(t *testing.T) {
 func TestParkAgainForTheSameWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		volume := ex(volumelock.KindNodeVolume, "v")
+		volume := ex(volumelock.KindVolumeOnNode, "v")
 		pending, other := make(chan struct{}), make(chan struct{})
 		began := time.Now()
 		for range 100 {
@@ -308,7 +308,7 @@ func TestParkWithNothingPending(t *testing.T) {
 	for name, pending := range map[string]<-chan struct{}{"nil": nil, "closed": closed} {
 		t.Run(name, func(t *testing.T) {
 			var table volumelock.Table
-			mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v")).Park(pending)
+			mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v")).Park(pending)
 			mustBeIdle(t, &table)
 		})
 	}
@@ -325,7 +325,7 @@ func TestParkTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
 		first, second := make(chan struct{}), make(chan struct{})
-		h := mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v"))
+		h := mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v"))
 		h.Park(first)
 		h.Park(second)
 		close(first)
@@ -353,7 +353,7 @@ func TestNothingRetained(t *testing.T) {
 	before := heap()
 	taken := make([]volumelock.Held, 0, burst)
 	for i := range burst {
-		taken = append(taken, mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, strconv.Itoa(i))))
+		taken = append(taken, mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, strconv.Itoa(i))))
 		mustAcquire(t, &table, stage, ex(volumelock.KindVolume, strconv.Itoa(i))).Release()
 	}
 	if buckets, keys, _ := volumelock.Retained(&table); keys != burst || buckets < burst {
@@ -369,7 +369,7 @@ func TestNothingRetained(t *testing.T) {
 		t.Errorf("%d KiB outlive a burst", left>>10)
 	}
 	// And it works afterwards.
-	mustAcquire(t, &table, stage, ex(volumelock.KindNodeVolume, "v")).Release()
+	mustAcquire(t, &table, stage, ex(volumelock.KindVolumeOnNode, "v")).Release()
 	mustBeIdle(t, &table)
 }
 
@@ -384,7 +384,7 @@ func TestNoAllocation(t *testing.T) {
 	if err := table.Instrument(nil); err != nil {
 		t.Fatal(err)
 	}
-	keys := []volumelock.Request{ex(volumelock.KindTarget, "/t"), sh(volumelock.KindNodeVolume, "v"), sh(volumelock.KindVolume, "v"), sh(volumelock.KindVolume, "v")}
+	keys := []volumelock.Request{ex(volumelock.KindTarget, "/t"), sh(volumelock.KindVolumeOnNode, "v"), sh(volumelock.KindVolume, "v"), sh(volumelock.KindVolume, "v")}
 	for n := range len(keys) + 1 {
 		if allocs := testing.AllocsPerRun(1000, func() { mustAcquire(t, &table, stage, keys[:n]...).Release() }); allocs != 0 {
 			t.Errorf("%d keys: %v allocations", n, allocs)
@@ -396,7 +396,7 @@ func TestVolumeNodeKey(t *testing.T) {
 	pairs := [][2]string{{"a", "b"}, {"a@b", ""}, {"", "a@b"}, {"a@", "b"}, {"a", "@b"}, {"1:a", "b"}, {"", "1:a@b"}, {"11:a", "b"}}
 	seen := map[volumelock.Key][2]string{}
 	for _, p := range pairs {
-		k := volumelock.VolumeNodeKey(p[0], p[1])
+		k := volumelock.AttachmentKey(p[0], p[1])
 		if other, ok := seen[k]; ok {
 			t.Errorf("%q and %q share the key %v", p, other, k)
 		}

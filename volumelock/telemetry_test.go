@@ -96,10 +96,10 @@ func TestInstrument(t *testing.T) {
 			}
 		}
 		observe(0, 0, 0)
-		volume := ex(volumelock.KindNodeVolume, "v")
+		volume := ex(volumelock.KindVolumeOnNode, "v")
 		h := mustAcquire(t, &table, stage, volume)
 		time.Sleep(30 * time.Second)
-		mustAcquire(t, &table, publish, sh(volumelock.KindNodeVolume, "w"), ex(volumelock.KindTarget, "/t"))
+		mustAcquire(t, &table, publish, sh(volumelock.KindVolumeOnNode, "w"), ex(volumelock.KindTarget, "/t"))
 		var calls sync.WaitGroup
 		calls.Go(func() {
 			_, _ = table.AcquireWait(t.Context(), time.Minute, unstage, volume)

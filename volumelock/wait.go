@@ -120,7 +120,7 @@ func (w *waiter) behind(wanted map[Key]*waiter) *BusyError {
 			continue
 		}
 		return &BusyError{
-			RPC: w.hold.op.RPC, Key: s.Key, Holder: before.hold.op, Age: clock() - before.since, Waiting: true,
+			RPC: w.hold.op.RPC, Key: s.Key, Holder: before.hold.op, Age: clock() - before.since, HolderWaiting: true,
 		}
 	}
 	return nil

@@ -173,7 +173,7 @@ func TestWaitIsFair(t *testing.T) {
 			readers.Go(func() {
 				time.Sleep(time.Duration(i) * 50 * time.Millisecond)
 				for ctx.Err() == nil {
-					h, err := table.AcquireWait(ctx, time.Minute, publish, sh(volumelock.KindNodeVolume, "v"))
+					h, err := table.AcquireWait(ctx, time.Minute, publish, sh(volumelock.KindVolumeOnNode, "v"))
 					if err != nil {
 						continue
 					}
@@ -184,7 +184,7 @@ func TestWaitIsFair(t *testing.T) {
 		}
 		time.Sleep(10*time.Second + 10*time.Millisecond)
 		began := time.Now()
-		h, err := table.AcquireWait(ctx, time.Minute, unstage, ex(volumelock.KindNodeVolume, "v"))
+		h, err := table.AcquireWait(ctx, time.Minute, unstage, ex(volumelock.KindVolumeOnNode, "v"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,12 +198,12 @@ func TestWaitIsFair(t *testing.T) {
 	})
 }
 
-// A refused waiter gets the call that it waited behind, marked Waiting.
+// A refused waiter gets the call that it waited behind, marked HolderWaiting.
 func TestWaitNamesTheEarlierWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var table volumelock.Table
-		volume, target := ex(volumelock.KindNodeVolume, "v"), ex(volumelock.KindTarget, "/t")
-		h := mustAcquire(t, &table, publish, sh(volumelock.KindNodeVolume, "v"))
+		volume, target := ex(volumelock.KindVolumeOnNode, "v"), ex(volumelock.KindTarget, "/t")
+		h := mustAcquire(t, &table, publish, sh(volumelock.KindVolumeOnNode, "v"))
 		var waiting sync.WaitGroup
 		waiting.Go(func() {
 			got, err := table.AcquireWait(t.Context(), time.Hour, volumelock.Op{RPC: "NodeUnstageVolume", RequestID: "7"}, volume, target)
@@ -215,22 +215,22 @@ func TestWaitNamesTheEarlierWaiter(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		_, err := table.AcquireWait(t.Context(), 10*time.Second, publish, target)
 		var busy *volumelock.BusyError
-		if !errors.As(err, &busy) || !busy.Waiting || busy.Age != 30*time.Second {
+		if !errors.As(err, &busy) || !busy.HolderWaiting || busy.Age != 30*time.Second {
 			t.Errorf("%+v, want the one that waits, for 30s", err)
 		}
-		if want := `NodePublishVolume: target_path "/t" has been waited for by NodeUnstageVolume (request 7) for 30s, which is served first; retry`; err.Error() != want {
+		if want := `NodePublishVolume: target_path "/t" was requested earlier by NodeUnstageVolume (request 7), which has waited for 30s and is served first; retry`; err.Error() != want {
 			t.Errorf("text  %v\nwant  %s", err, want)
 		}
 		// Acquire does not queue behind waiters.
 		mustAcquire(t, &table, publish, target).Release()
 
 		// For the holder, the error contains how long the key has been contended.
-		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.KindNodeVolume, "v"), ex(volumelock.KindVolume, "v"))
-		if !errors.As(err, &busy) || !busy.Waiting {
+		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.KindVolumeOnNode, "v"), ex(volumelock.KindVolume, "v"))
+		if !errors.As(err, &busy) || !busy.HolderWaiting {
 			t.Errorf("%v, want the one that waits", err)
 		}
 		_, err = table.Acquire(stage, volume)
-		if !errors.As(err, &busy) || busy.Waiting || busy.ContendedFor != 30*time.Second ||
+		if !errors.As(err, &busy) || busy.HolderWaiting || busy.ContendedFor != 30*time.Second ||
 			!strings.Contains(err.Error(), "is held by NodePublishVolume for 30s, contended for 30s; retry") {
 			t.Errorf("%+v, want the holder, contended for 30s", err)
 		}

@@ -55,7 +55,7 @@ func TestTeardownPassesAHungExpand(t *testing.T) {
 			t.Fatalf("nothing is parked, although the file system is frozen: %v", err)
 		}
 	}
-	refused(t, w.publish("a", false), codes.Aborted, "is parked by NodeExpandVolume")
+	refused(t, w.publish("a", false), codes.Aborted, "is held by NodeExpandVolume")
 	must(t, w.unpublish("b"))
 	if !parked() {
 		t.Error("the expansion is no longer parked")

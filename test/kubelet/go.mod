@@ -1,5 +1,5 @@
-// Tests against the code of kubelet itself. A module of its own, so that importers of csikit do
-// not get Kubernetes in their module graph.
+// Tests against the code of kubelet itself. A separate module, so that a module that imports
+// csikit does not depend on Kubernetes.
 module github.com/csikit/csikit/test/kubelet
 
 go 1.26.0

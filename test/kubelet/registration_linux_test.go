@@ -202,7 +202,7 @@ func restartKept(t *testing.T, k *kubelet, driver string) (until, gap time.Durat
 }
 
 func restartWith(t *testing.T, k *kubelet, driver string, s registration.Shutdown) (until, gap time.Duration) {
-	shutdown := func(c *registration.Config) { c.Shutdown = s }
+	shutdown := func(c *registration.Config) { c.OnShutdown = s }
 	old := serve(t, k, driver, "node", shutdown)
 	k.await(t, driver, 0, "node")
 	old.await(t, registration.Registered)
@@ -411,7 +411,7 @@ func directoryRecreated(t *testing.T, k *kubelet) (until, gap time.Duration) {
 		t.Fatal(err)
 	}
 	await(t, "a new socket", func() bool { s := i.Status(); return s.State == registration.AwaitingKubelet && s.SocketsCreated > 1 })
-	if s := i.Status(); !strings.Contains(s.Err.Error(), "has to be restarted") {
+	if s := i.Status(); !strings.Contains(s.Err.Error(), "restart kubelet") {
 		t.Errorf("status %+v", s)
 	}
 	k.crash(t)

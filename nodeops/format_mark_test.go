@@ -44,7 +44,7 @@ func TestMarkDamaged(t *testing.T) {
 	}
 	for _, b := range [][]byte{nil, block[:512], append(slices.Clone(block), 0)} {
 		if _, _, ok := decodeMark(b); ok {
-			t.Errorf("a block of %d bytes is taken for a mark", len(b))
+			t.Errorf("a block of %d bytes is decoded as a mark", len(b))
 		}
 	}
 }

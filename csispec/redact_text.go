@@ -11,11 +11,11 @@ import (
 // text: it would occur everywhere.
 const shortestSecret = 4
 
-// Strip masks in text every value of at least four bytes that is masked in the rendered
+// RedactText masks in text every value of at least four bytes that is masked in the rendered
 // message, except user names, both verbatim and as Go, JSON or a URL would quote it. It
 // is meant for the text of an error that may echo its request, in a log or in a
 // status. Single lines of a value and the strings within a JSON value are masked too.
-func (r Redacted) Strip(text string) string {
+func (r Redacted) RedactText(text string) string {
 	if text == "" || r.isNil() {
 		return text
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/csikit/csikit/internal/probe"
 )
@@ -176,7 +177,7 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 			s.ours[place] = block
 			s.fsTypes[m.fsType] = true
 		case ok:
-			s.foreign = fmt.Sprintf("the mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
+			s.foreign = fmt.Sprintf("the csikit mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
 		case !bytes.Equal(block, make([]byte, markSize)) && s.foreign == "":
 			s.foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)
 		}
@@ -187,6 +188,22 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 // whole reports whether the mark is intact, for a file system of this type.
 func (s markSearch) whole(fsType string) bool {
 	return len(s.places) > 0 && len(s.ours) == len(s.places) && len(s.fsTypes) == 1 && s.fsTypes[fsType]
+}
+
+// interrupted reports whether the device holds what an interrupted mkfs of this type
+// left. The mark records that it was blank before; anything that mkfs does not write was
+// written later, and is data.
+func (s markSearch) interrupted(found probe.Result, fsType string) bool {
+	if !s.whole(fsType) {
+		return false
+	}
+	switch found.Kind {
+	case probe.Filesystem:
+		return found.Incomplete && found.Type == fsType
+	case probe.Foreign:
+		return strings.HasPrefix(fsType, found.Type) // "", or "ext" for ext4: parts of one
+	}
+	return false
 }
 
 // checkAttempt checks that what was found was written by the attempt that wrote m.
