@@ -170,6 +170,23 @@ func TestGoexit(t *testing.T) {
 	}
 }
 
+// Programs that set panicnil get nil from recover, which the recovery of
+// go-grpc-middleware takes for a handler that returned.
+func TestPanicNil(t *testing.T) {
+	t.Setenv("GODEBUG", "panicnil=1")
+	book := &logBook{}
+	interceptor := csiserver.Recovery(book.logger(slog.LevelInfo))
+	if _, err := interceptor.Unary(t.Context(), unpublishRequest, unpublishInfo, func(context.Context, any) (any, error) { panic(nil) }); err == nil {
+		t.Error("unary: no error")
+	}
+	if err := interceptor.Stream(nil, serverStream{ctx: t.Context()}, &grpc.StreamServerInfo{}, func(any, grpc.ServerStream) error { panic(nil) }); err == nil {
+		t.Error("stream: no error")
+	}
+	if lines := book.lines(t, "rpc panicked"); len(lines) != 2 {
+		t.Errorf("%s", book)
+	}
+}
+
 // The value of a panic is printed, even if it is the request.
 func TestPanicWithTheRequest(t *testing.T) {
 	book := &logBook{}

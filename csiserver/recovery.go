@@ -27,7 +27,8 @@ func Recovery(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
 
 // newRecovery uses the recovery of go-grpc-middleware, which calls back on the stack
 // that panics. What it does not have is here: the request, of which the value and the
-// stack may hold secrets, travels in the context; Goexit; errors that panic.
+// stack may hold secrets, travels in the context; Goexit; errors that panic; and
+// panic(nil), which it takes for success under GODEBUG=panicnil=1.
 func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 	l := panicLog{logger, c.redactKeys}
 	handler := recovery.WithRecoveryHandlerContext(l.recovered)
@@ -38,7 +39,14 @@ func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 			c.guarded.request = req
 			returned := false
 			defer l.detectGoexit(ctx, &returned)
-			resp, err := unary(ctx, req, info, next)
+			resp, err := unary(ctx, req, info, func(ctx context.Context, req any) (any, error) {
+				resp, err := next(ctx, req)
+				c.guarded.ended = true
+				return resp, err
+			})
+			if err == nil && !c.guarded.ended {
+				err = l.recovered(ctx, nil)
+			}
 			if err != nil {
 				if _, panicked := unary(ctx, err, info, evaluate); panicked != nil {
 					resp, err = nil, panicked
@@ -55,7 +63,14 @@ func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 			err := streaming(srv, &stream{ServerStream: ss, ctx: ctx, onRecv: func(m any) error {
 				c.guarded.stream.set(m)
 				return nil
-			}}, info, next)
+			}}, info, func(srv any, ss grpc.ServerStream) error {
+				err := next(srv, ss)
+				c.guarded.ended = true
+				return err
+			})
+			if err == nil && !c.guarded.ended {
+				err = l.recovered(ctx, nil)
+			}
 			if err != nil {
 				if _, panicked := unary(ctx, err, nil, evaluate); panicked != nil {
 					err = panicked
@@ -72,6 +87,7 @@ type guarded struct {
 	method  string
 	request any           // of a unary call
 	stream  *firstMessage // of a streaming call
+	ended   bool          // the handler returned
 }
 
 func (g *guarded) message() any {

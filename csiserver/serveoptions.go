@@ -25,6 +25,7 @@ type ServeOption interface{ applyServe(*serveConfig) }
 type serveConfig struct {
 	health     []healthServer
 	background []background
+	errs       []error
 }
 
 type serveOption func(*serveConfig)
@@ -46,6 +47,9 @@ func WithHealth(address string, h http.Handler) ServeOption {
 	}
 	return serveOption(func(c *serveConfig) {
 		if address != "" {
+			if h == nil { // http.Server would serve http.DefaultServeMux
+				c.errs = append(c.errs, errors.New("WithHealth: the handler is nil"))
+			}
 			c.health = append(c.health, healthServer{address: address, start: start})
 		}
 	})
@@ -53,11 +57,16 @@ func WithHealth(address string, h http.Handler) ServeOption {
 
 // WithBackground runs a function beside the server, such as the Serve of a
 // registration.Registrar. Its context ends with that of Serve, or when the server fails.
-// Serve waits for it, within the bound of Serve, and its error becomes part of Serve's;
-// if it returns one earlier, that is logged and does not end Serve. name is for errors
-// and logs.
+// Serve waits for it, within the bound of Serve, and its error becomes part of Serve's,
+// unless it is that of its context after the context ended; if it returns one earlier,
+// that is logged and does not end Serve. name is for errors and logs.
 func WithBackground(name string, run func(ctx context.Context) error) ServeOption {
-	return serveOption(func(c *serveConfig) { c.background = append(c.background, background{name, run}) })
+	return serveOption(func(c *serveConfig) {
+		if run == nil {
+			c.errs = append(c.errs, fmt.Errorf("WithBackground: the function of %q is nil", name))
+		}
+		c.background = append(c.background, background{name, run})
+	})
 }
 
 type background struct {
@@ -72,17 +81,35 @@ func (s *Server) startBackground(ctx context.Context, all []background) []<-chan
 		done := make(chan error, 1)
 		results = append(results, done)
 		go func() {
-			err := b.run(ctx)
-			if err != nil {
-				if ctx.Err() == nil {
-					s.logger.LogAttrs(ctx, slog.LevelError, "background function failed", slog.String("name", b.name), slog.Any("error", err))
+			err := errNotReturned // unless run returns
+			defer func() {
+				if err != nil {
+					if ctx.Err() == nil {
+						s.logger.LogAttrs(ctx, slog.LevelError, "background function failed", slog.String("name", b.name), slog.Any("error", err))
+					}
+					err = fmt.Errorf("%s: %w", b.name, err)
 				}
-				err = fmt.Errorf("%s: %w", b.name, err)
+				done <- err
+			}()
+			if err = b.run(ctx); isErrorOf(ctx, err) {
+				err = nil
 			}
-			done <- err
 		}()
 	}
 	return results
+}
+
+var errNotReturned = errors.New("did not return: it panicked or called runtime.Goexit")
+
+// isErrorOf reports whether err is, or wraps, only the error of ctx, which has ended. A
+// joined error has others.
+func isErrorOf(ctx context.Context, err error) bool {
+	for ; err != nil; err = errors.Unwrap(err) {
+		if err == ctx.Err() {
+			return true
+		}
+	}
+	return false
 }
 
 // waitBackground waits until end for the functions, whose context has ended.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -183,4 +184,65 @@ func TestServeBackgroundEndsWithTheServer(t *testing.T) {
 	if err == nil {
 		t.Error("no error although the listener failed")
 	}
+}
+
+// Without a handler net/http would serve http.DefaultServeMux, with whatever the
+// driver's dependencies registered there, such as pprof.
+func TestServeOptionsRefused(t *testing.T) {
+	path := dir(t) + "/csi.sock"
+	err := newServer(t).Serve(t.Context(), listen(t, path), csiserver.WithHealth("127.0.0.1:0", nil), csiserver.WithBackground("b", nil))
+	if err == nil || !strings.Contains(err.Error(), "WithHealth: the handler is nil\nWithBackground: the function of \"b\" is nil") {
+		t.Errorf("got %v", err)
+	}
+	if exists(path) {
+		t.Error("the socket file is left")
+	}
+}
+
+// A SIGTERM during start is a stop, also if the health address is a host name, whose
+// lookup fails once the context has ended.
+func TestServeHealthStoppedBefore(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	path := dir(t) + "/csi.sock"
+	if err := newServer(t).Serve(ctx, listen(t, path), csiserver.WithHealth("localhost:0", http.NotFoundHandler())); err != nil {
+		t.Error(err)
+	}
+	if exists(path) {
+		t.Error("the socket file is left")
+	}
+}
+
+// Functions that return the error of their context have stopped as requested.
+func TestServeBackgroundReturnsContextError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		returns := func(of func(error) error) csiserver.ServeOption {
+			return csiserver.WithBackground("b", func(ctx context.Context) error { <-ctx.Done(); return of(ctx.Err()) })
+		}
+		if err := inBubble(ctx, t, &logBook{}, returns(func(err error) error { return fmt.Errorf("wait: %w", err) })); err != nil {
+			t.Error(err)
+		}
+		if err := inBubble(ctx, t, &logBook{}, returns(func(err error) error { return errors.Join(err, errors.New("cannot clean up")) })); err == nil {
+			t.Error("another error was lost")
+		}
+	})
+}
+
+// A function whose goroutine ends is not waited for.
+func TestServeBackgroundGoexit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		book := &logBook{}
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+		defer stop()
+		start := time.Now()
+		err := inBubble(ctx, t, book, csiserver.WithBackground("b", func(context.Context) error { runtime.Goexit(); return nil }))
+		if err == nil || !strings.Contains(err.Error(), "b: did not return") || time.Since(start) != time.Minute {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if len(book.lines(t, "background function failed")) != 1 {
+			t.Errorf("%s", book)
+		}
+	})
 }

@@ -162,10 +162,19 @@ func (s *Server) Serve(ctx context.Context, lis net.Listener, opts ...ServeOptio
 	for _, o := range opts {
 		o.applyServe(&beside)
 	}
-	if err := s.listenHealth(ctx, beside.health); err != nil {
-		return &Error{Op: "serve", Object: endpoint, Err: errors.Join(err, closeListener(lis))}
+	err := errors.Join(beside.errs...)
+	if err == nil {
+		err = s.listenHealth(ctx, beside.health)
 	}
-	if err := s.serve(ctx, lis, endpoint, beside); err != nil {
+	switch {
+	case err == nil:
+		err = s.serve(ctx, lis, endpoint, beside)
+	case len(beside.errs) == 0 && ctx.Err() != nil: // stopped while it looked up a host name
+		err = closeListener(lis)
+	default:
+		err = errors.Join(err, closeListener(lis))
+	}
+	if err != nil {
 		return &Error{Op: "serve", Object: endpoint, Err: err}
 	}
 	s.logger.LogAttrs(ctx, slog.LevelInfo, "stopped", slog.String("endpoint", endpoint))

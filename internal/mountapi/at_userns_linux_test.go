@@ -57,6 +57,13 @@ func TestAt(t *testing.T) {
 			t.Errorf("relative path without %b: %v, %v", k.Without, on, err)
 		}
 	}
+	// An empty path is not the working directory, which in a container is a mount point.
+	t.Chdir(s.path("stack"))
+	for _, k := range statKernels {
+		if on, err := k.At(""); err != nil || len(on) != 0 {
+			t.Errorf("empty path without %b: %v, %v", k.Without, on, err)
+		}
+	}
 }
 
 // Where a directory is bound to itself and shared, a mount below it is in the

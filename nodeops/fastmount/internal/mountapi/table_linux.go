@@ -4,6 +4,7 @@ package mountapi
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,9 @@ func blockDevice(source string) (major, minor uint32, ok bool) {
 // followed, path itself is neither followed nor touched, because the mount on it
 // may be stale. A missing parent is fs.ErrNotExist.
 func Resolve(path string) (string, error) {
+	if path == "" { // as system calls return it; filepath.Abs returns the working directory
+		return "", fs.ErrNotExist
+	}
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
