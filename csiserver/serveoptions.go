@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -42,8 +41,11 @@ func (o serveOption) applyServe(c *serveConfig) { o(c) }
 func WithHealth(address string, h http.Handler) ServeOption {
 	// The server is made here and nowhere else, so that the linker leaves net/http's server,
 	// 1.7 MB, out of programs that do not call WithHealth.
-	start := func(errorLog *log.Logger) httpServer {
-		return &http.Server{Handler: h, ReadHeaderTimeout: healthHeaderTimeout, ErrorLog: errorLog}
+	start := func(logger *slog.Logger) httpServer {
+		return &http.Server{
+			Handler: h, ReadHeaderTimeout: healthHeaderTimeout,
+			ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
+		}
 	}
 	return serveOption(func(c *serveConfig) {
 		if address != "" {
@@ -140,7 +142,7 @@ func waitBackground(all []background, results []<-chan error, end time.Time) err
 
 type healthServer struct {
 	address string
-	start   func(errorLog *log.Logger) httpServer
+	start   func(*slog.Logger) httpServer
 	lis     net.Listener
 	srv     httpServer
 }
@@ -170,7 +172,7 @@ func (s *Server) listenHealth(ctx context.Context, all []healthServer) error {
 func (s *Server) serveHealth(ctx context.Context, all []healthServer) {
 	for i := range all {
 		h := &all[i]
-		h.srv = h.start(slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn))
+		h.srv = h.start(s.logger)
 		s.logger.LogAttrs(ctx, slog.LevelInfo, "serving health", slog.String("http", h.lis.Addr().String()))
 		go func() {
 			if err := h.srv.Serve(h.lis); !errors.Is(err, http.ErrServerClosed) {
