@@ -392,7 +392,7 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-func TestVolumeNodeKey(t *testing.T) {
+func TestAttachmentKey(t *testing.T) {
 	pairs := [][2]string{{"a", "b"}, {"a@b", ""}, {"", "a@b"}, {"a@", "b"}, {"a", "@b"}, {"1:a", "b"}, {"", "1:a@b"}, {"11:a", "b"}}
 	seen := map[volumelock.Key][2]string{}
 	for _, p := range pairs {
