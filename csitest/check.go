@@ -71,7 +71,7 @@ func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule)
 	if err := r.configure(); err != nil {
 		return nil, err
 	}
-	defer func() { r.report.Stopped = r.close() }()
+	defer func() { r.report.ExitStates = r.close() }()
 	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -141,7 +141,7 @@ func (r *run) configure() error {
 	}
 	r.cfg.CleanupTimeout = cmp.Or(r.cfg.CleanupTimeout, time.Minute)
 	r.cfg.Size = cmp.Or(r.cfg.Size, 1<<30)
-	r.cfg.Command = cmp.Or(r.cfg.Command, "csicheck -endpoint "+r.target.Endpoint)
+	r.cfg.ReproduceCommand = cmp.Or(r.cfg.ReproduceCommand, "csicheck -endpoint "+r.target.Endpoint)
 	dir := r.cfg.Dir
 	if dir == "" {
 		dir = os.TempDir()
@@ -179,7 +179,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 			x.Outcome, x.Reason = DoesNotApply, "the driver does not have "+n.Text
 			return x
 		case x.Outcome == "":
-			x.Outcome, x.Reason, x.Missing = NotRun, "needs "+n.Text, n.Facility
+			x.Outcome, x.Reason, x.MissingFacility = NotRun, "needs "+n.Text, n.Facility
 		}
 	}
 	switch {
@@ -192,7 +192,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	before := r.record.count()
 	r.try(ctx, &x)
 	if rule.checkCalls != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
-		x.Outcome, x.Reason, x.Missing = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
+		x.Outcome, x.Reason, x.MissingFacility = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
 	}
 	x.Calls = r.record.count() - before
 	x.Took = time.Since(x.Begin)

@@ -51,5 +51,5 @@
 //
 // Check may be called concurrently for different drivers. Rules run one after the
 // other. Rules about answers need no privilege; those that check mounts
-// ([Config.Kernel]) need Linux, root, and the driver's mounts visible to this process.
+// ([Config.CheckMounts]) need Linux, root, and the driver's mounts visible to this process.
 package csitest

@@ -22,8 +22,8 @@ type LoadConfig struct {
 // A LoadReport is how long the calls took.
 type LoadReport struct {
 	Report
-	Up, Down time.Duration // for all volumes
-	RPCs     []RPCTimes    // in the order of a volume's life
+	CreateDuration, DeleteDuration time.Duration // for all volumes
+	RPCs                           []RPCTimes    // in the order of a volume's life
 }
 
 // RPCTimes are those of one RPC. A call that was retried counts every time.
@@ -57,14 +57,14 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 
 func (l *LoadReport) run(c *ruleRun, load LoadConfig) {
 	volumes := make([]*volume, max(load.Volumes, 1))
-	l.Up = c.spread("up", len(volumes), load, func(i int) {
+	l.CreateDuration = c.spread("up", len(volumes), load, func(i int) {
 		v := c.volume()
 		volumes[i] = v
 		if c.has(nodeService) {
 			v.up("a")
 		}
 	})
-	l.Down = c.spread("down", len(volumes), load, func(i int) {
+	l.DeleteDuration = c.spread("down", len(volumes), load, func(i int) {
 		v := volumes[i]
 		if c.has(nodeService) {
 			v.unpublish("a").unstage().detach()
@@ -132,9 +132,9 @@ func (l *LoadReport) count() {
 		slices.Sort(all)
 		percentile := func(p int) time.Duration { return all[min(len(all)*p/100, len(all)-1)] }
 		r.P50, r.P90, r.P99, r.Max = percentile(50), percentile(90), percentile(99), all[len(all)-1]
-		phase := l.Up
+		phase := l.CreateDuration
 		if slices.Contains(life[4:], r.Method) {
-			phase = l.Down
+			phase = l.DeleteDuration
 		}
 		if phase > 0 {
 			r.Rate = float64(r.Calls-r.Errors) / phase.Seconds()

@@ -376,7 +376,7 @@ func naiveRun(kind naiveKind, depth int, do func(endpoint string) (*Report, erro
 		x.Error = err.Error()
 		return x
 	}
-	for _, result := range report.With(Failed) {
+	for _, result := range report.ResultsWith(Failed) {
 		for _, f := range result.Failures {
 			x.Failed[result.Rule.ID] = append(x.Failed[result.Rule.ID], f.Got)
 		}

@@ -23,14 +23,14 @@ const (
 
 // A Result is the outcome of one rule.
 type Result struct {
-	Rule     Rule
-	Outcome  Outcome
-	Reason   string   // why it does not apply, was not run, or is broken
-	Missing  Facility // what would run it
-	Failures []Failure
-	Begin    time.Time
-	Took     time.Duration
-	Calls    int
+	Rule            Rule
+	Outcome         Outcome
+	Reason          string   // why it does not apply, was not run, or is broken
+	MissingFacility Facility // what would run it
+	Failures        []Failure
+	Begin           time.Time
+	Took            time.Duration
+	Calls           int
 }
 
 // A Report is what a run found.
@@ -41,8 +41,8 @@ type Report struct {
 	Calls        []*Call  // all, in the order of their ends
 	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
 	NotCleaned []string
-	// Stopped is how the processes of a driver that was started here ended.
-	Stopped     []string
+	// ExitStates are the exit states of the driver processes that Check started.
+	ExitStates  []string
 	Interrupted bool
 	DryRun      bool
 	Begin       time.Time
@@ -59,8 +59,8 @@ func (r *Report) OK() bool {
 	return len(r.NotCleaned) == 0 && !r.Interrupted
 }
 
-// With returns the results of that outcome.
-func (r *Report) With(o Outcome) (some []Result) {
+// ResultsWith returns the results of that outcome.
+func (r *Report) ResultsWith(o Outcome) (some []Result) {
 	for _, x := range r.Results {
 		if x.Outcome == o {
 			some = append(some, x)

@@ -54,9 +54,9 @@ type Config struct {
 	FSType string
 	// Size is that of the volumes, in bytes. Default: 1 GiB.
 	Size int64
-	// Kernel means that mounts of the driver are visible to this process, which
+	// CheckMounts means that mounts of the driver are visible to this process, which
 	// may read and write them.
-	Kernel bool
+	CheckMounts bool
 	// ForeignVolumes allows a driver that already has volumes.
 	ForeignVolumes bool
 	// DryRun only asks the driver what it can do; the report lists the rules that
@@ -65,9 +65,9 @@ type Config struct {
 	// CleanupTimeout limits cleaning up after one rule. Default: a
 	// minute.
 	CleanupTimeout time.Duration
-	// Command is what begins the commands in the report. Default: csicheck with
+	// ReproduceCommand is what begins the commands in the report. Default: csicheck with
 	// the endpoint.
-	Command string
+	ReproduceCommand string
 	// Progress is called, from one goroutine at a time, when a rule begins and
 	// when it has ended.
 	Progress func(Progress)

@@ -31,13 +31,13 @@ type TortureConfig struct {
 
 // A TortureProgress is the state of a run.
 type TortureProgress struct {
-	Elapsed     time.Duration
-	Kills       int
-	Calls       int
-	Interrupted int // calls whose outcome was unknown, and that were retried
-	Lives       int // volumes that were created and deleted
-	Checks      int // times that the data of a volume was compared
-	Audits      int // times that all lists were compared with what must be there
+	Elapsed          time.Duration
+	Kills            int
+	Calls            int
+	Interrupted      int // calls whose outcome was unknown, and that were retried
+	VolumesCompleted int // volumes that were created and deleted
+	Checks           int // times that the data of a volume was compared
+	ListComparisons  int // times that all lists were compared with what must be there
 }
 
 // Torture kills the driver with -9 at random moments, while workers call every RPC that
@@ -236,7 +236,7 @@ func (t *tortured) reportProgress(c *ruleRun) {
 	if t.Progress != nil {
 		t.Progress(TortureProgress{
 			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(), Interrupted: int(t.interrupted.Load()),
-			Lives: int(t.lives.Load()), Checks: int(t.checks.Load()), Audits: int(t.audited.Load()),
+			VolumesCompleted: int(t.lives.Load()), Checks: int(t.checks.Load()), ListComparisons: int(t.audited.Load()),
 		})
 	}
 }

@@ -33,7 +33,7 @@ func Walk(ctx context.Context, target Target, cfg Config, kinds []string, out io
 		check:   w.run,
 	}})
 	if report != nil {
-		for _, s := range report.Stopped {
+		for _, s := range report.ExitStates {
 			fmt.Fprintln(out, "  the driver ended:", s)
 		}
 	}

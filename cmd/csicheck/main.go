@@ -179,9 +179,9 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	}
 	switch o.kernel {
 	case "yes":
-		o.cfg.Kernel = true
+		o.cfg.CheckMounts = true
 	case "auto":
-		o.cfg.Kernel = runtime.GOOS == "linux" && os.Geteuid() == 0 && strings.HasPrefix(o.target.Endpoint, "unix:")
+		o.cfg.CheckMounts = runtime.GOOS == "linux" && os.Geteuid() == 0 && strings.HasPrefix(o.target.Endpoint, "unix:")
 	case "no":
 	default:
 		return fmt.Errorf("-kernel %q: want yes, no or auto", o.kernel)
@@ -200,12 +200,12 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 			return err
 		}
 	}
-	o.cfg.Command = "csicheck"
+	o.cfg.ReproduceCommand = "csicheck"
 	fs.Visit(func(f *flag.Flag) {
 		switch f.Name {
 		case "rules", "json", "junit", "html", "prefix", "dry-run":
 		default:
-			o.cfg.Command += " -" + f.Name + " " + quote(f.Value.String())
+			o.cfg.ReproduceCommand += " -" + f.Name + " " + quote(f.Value.String())
 		}
 	})
 	return nil
