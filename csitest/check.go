@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -148,6 +149,9 @@ func (r *run) configure() error {
 	}
 	var err error
 	if dir, err = filepath.Abs(dir); err == nil {
+		dir, err = filepath.EvalSymlinks(dir) // the mount table has no other paths
+	}
+	if err == nil {
 		r.dir, err = os.MkdirTemp(dir, "csicheck-")
 	}
 	if err != nil {
@@ -273,14 +277,19 @@ func (r *run) clean(ctx context.Context, c *ruleRun) {
 	r.report.NotCleaned = append(r.report.NotCleaned, left...)
 }
 
-// removeDir removes kubelet's directories as far as they are empty, never with
-// anything recursive: a volume may still be mounted there. It lists what is left.
+// removeDir removes kubelet's directories as far as they are empty. A volume may still be
+// mounted there: nothing is removed through a mount. It lists what is left.
 func (r *run) removeDir() (left []string) {
 	var dirs []string
 	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			left = append(left, err.Error())
+		case d.Type()&fs.ModeSymlink == 0 && r.mountBelow(path) != "":
+			// What is below is the volume's, empty directories included.
+			if left = append(left, r.mountBelow(path)); d.IsDir() {
+				return fs.SkipDir
+			}
 		case d.IsDir():
 			dirs = append(dirs, path)
 		default:

@@ -199,9 +199,9 @@ var kernelDefects = []defect{
 		breaks: "node.publish.mounts", does: "a plain directory", kernel: true,
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" { // the reference wants something to unmount
-				os.Remove(filepath.Join(r.GetTargetPath(), "data"))
-				os.Remove(filepath.Join(r.GetTargetPath(), "written"))
-				os.Remove(filepath.Join(r.GetTargetPath(), "mine"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-data"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-written"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-mine"))
 				refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)
 			}
 			resp, err := handler(ctx, req)
@@ -272,7 +272,7 @@ var kernelDefects = []defect{
 			return afterStage(func(r *csi.NodeStageVolumeRequest, err error) error {
 				if err == nil {
 					if _, again := staged.LoadOrStore(r.GetVolumeId(), true); again {
-						os.Remove(filepath.Join(r.GetStagingTargetPath(), "data"))
+						os.Remove(filepath.Join(r.GetStagingTargetPath(), "csicheck-data"))
 					}
 				}
 				return err

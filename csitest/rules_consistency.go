@@ -75,10 +75,10 @@ func (j journal) newest() (last uint64, err error) {
 type journals [2]journal
 
 // write continues until stop; ready is closed when the rings are full.
-func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
+func (j *journals) write(r *run, stop *atomic.Bool, ready chan<- struct{}) error {
 	var files [2]*os.File
 	for i := range j {
-		f, err := os.OpenFile(j[i].path, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o644)
+		f, err := r.openFile(j[i].path, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o644)
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
 // during runs f while the journals are written.
 func (c *ruleRun) during(j *journals, f func()) {
 	stop, ready, done := new(atomic.Bool), make(chan struct{}), make(chan error, 1)
-	go func() { done <- j.write(stop, ready) }()
+	go func() { done <- j.write(c.run, stop, ready) }()
 	end := func() error { stop.Store(true); return <-done }
 	select {
 	case <-ready:

@@ -71,7 +71,7 @@ var identityRules = []Rule{
 		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && r.promised(c) {
-					if a := c.invoke(r.path(), r.request(), r.response()); a.is(codes.Unimplemented) {
+					if a := c.invoke(r.path(), c.named(r.request()), r.response()); a.is(codes.Unimplemented) {
 						c.breach(a.Call, "any code but UNIMPLEMENTED: "+r.because, a.responseText())
 					}
 				}

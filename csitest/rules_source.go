@@ -219,7 +219,7 @@ func (v *volume) disk(pod string) string {
 	if v.isBlock() {
 		return v.targetPath(pod)
 	}
-	return filepath.Join(v.targetPath(pod), "data")
+	return filepath.Join(v.targetPath(pod), "csicheck-data")
 }
 
 // fill writes something new, durably, and returns it.
@@ -227,7 +227,7 @@ func (v *volume) fill(pod string) []byte {
 	data := make([]byte, dataSize)
 	chaos := rand.NewChaCha8([32]byte([]byte(v.c.name() + "                                ")[:32]))
 	_, _ = chaos.Read(data) // never fails
-	f, err := os.OpenFile(v.disk(pod), os.O_WRONLY|os.O_CREATE, 0o644)
+	f, err := v.c.run.openFile(v.disk(pod), os.O_WRONLY|os.O_CREATE, 0o644)
 	if err == nil {
 		_, err = f.Write(data)
 		err = errors.Join(err, f.Sync(), f.Close())
