@@ -70,7 +70,8 @@ const maxID = 128
 // it stays within its own storage and the canary:
 //
 //   - Traversals go up to / and then down to the canary, from every depth up to the number
-//     of levels. From deeper they name something that exists nowhere. IDs such as "/", "."
+//     of levels. From deeper they name something that exists nowhere. They begin with a dot, so
+//     that a driver that uses the first component as a name stays in its storage. IDs such as "/", "."
 //     and ".." are missing because joined to a directory they name the directory, or its
 //     parent.
 //   - Everything else begins with a random name, so that "rm -rf $pool/$id" without quotes
@@ -86,8 +87,8 @@ func (k *canary) ids() []hostileID {
 	const path, shell, pattern = "as a path", "as part of a shell command", "as a pattern, a format or an option"
 	command := ">" + k.marker + ";false;exit;#"
 	return []hostileID{
-		{down(k.file), path},
-		{down(k.tree), path},
+		{"./" + down(k.file), path},
+		{"./" + down(k.tree), path},
 		{k.file, path},
 		{k.name + "/" + down(k.file), path},
 		{k.name + "$(>" + k.marker + ")", shell},

@@ -56,7 +56,7 @@ type run struct {
 // it does not answer, the configuration is wrong, or the driver has foreign volumes
 // ([ForeignVolumesError]).
 //
-// When ctx ends, the running rule is interrupted and cleaned up after, and the others are
+// When ctx ends, the running rule is interrupted, then its volumes are cleaned up, and the other rules are
 // reported as not run. Cleanup has its own timeout and continues.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	selected := Rules(cfg.Rules...)
@@ -252,7 +252,7 @@ func (r *run) try(ctx context.Context, x *Result) {
 		x.Outcome, x.Reason = DoesNotApply, excuse
 	case limited.Err() != nil:
 		x.Outcome = Failed
-		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
+		x.Failures = []Failure{{Want: "the rule to end in time", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
 	default:
 		x.Outcome = Passed
 	}

@@ -21,12 +21,12 @@ type Facility string
 // The facilities, and the fields that provide them.
 const (
 	FacilityControllerEndpoint Facility = "controller endpoint" // Target.ControllerEndpoint
-	FacilityDir                Facility = "directory"           // Config.Dir, for one with a plain path
+	FacilityDir                Facility = "directory"           // Config.Dir, a directory whose path has no shell characters
 	FacilityKernel             Facility = "kernel"              // Config.CheckMounts
 	FacilityLocalSocket        Facility = "local socket"        // Target.Endpoint, for a unix socket of this node
 	FacilityLog                Facility = "log"                 // Target.Start or Target.Log
 	FacilityMutableParameters  Facility = "mutable parameters"  // Config.MutableParameters
-	FacilityOtherRules         Facility = "other rules"         // Config.Rules, with rules that make calls
+	FacilityOtherRules         Facility = "other rules"         // Config.Rules, which must also select rules that make calls
 	FacilityRestart            Facility = "restart"             // Target.Start or Target.Restart
 	FacilitySecondNode         Facility = "second node"         // Target.SecondNode
 	FacilitySecondTopology     Facility = "second topology"     // Target.SecondTopology

@@ -9,7 +9,7 @@ import (
 	"github.com/csikit/csikit/csispec"
 )
 
-// An Outcome is how a rule ended.
+// An Outcome is the outcome of a rule.
 type Outcome string
 
 // The outcomes.
@@ -17,7 +17,7 @@ const (
 	Passed       Outcome = "passed"
 	Failed       Outcome = "failed"
 	DoesNotApply Outcome = "does not apply" // the driver lacks a capability
-	NotRun       Outcome = "not run"        // the run lacks something
+	NotRun       Outcome = "not run"        // a Facility is missing
 	Broken       Outcome = "broken"         // a bug of this package
 )
 
@@ -26,14 +26,14 @@ type Result struct {
 	Rule            Rule
 	Outcome         Outcome
 	Reason          string   // why it does not apply, was not run, or is broken
-	MissingFacility Facility // what would run it
+	MissingFacility Facility // the Facility that the rule needs
 	Failures        []Failure
 	Begin           time.Time
 	Took            time.Duration
 	Calls           int
 }
 
-// A Report is what a run found.
+// A Report is the result of a run.
 type Report struct {
 	Driver       *csi.GetPluginInfoResponse
 	Capabilities csispec.Capabilities

@@ -91,7 +91,7 @@ var identityRules = []Rule{
 		ID: "capability.unimplemented", Level: Must, Spec: "Error Scheme",
 		Title: "an RPC that no capability promises answers UNIMPLEMENTED",
 		Why: "UNIMPLEMENTED distinguishes a missing feature from a failure. Another code is retried, perhaps forever, " +
-			"and OK is taken for work that was done.",
+			"and OK means that the work was done.",
 		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && !r.promised(c) {

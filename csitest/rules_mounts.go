@@ -28,7 +28,7 @@ var manyWriters = Need{Text: "node.SINGLE_NODE_MULTI_WRITER", met: func(r *run) 
 var mountRules = []Rule{
 	{
 		ID: "node.publish.table", Level: Should, Spec: "NodePublishVolume",
-		Title: "a second NodePublishVolume is answered as the table of the specification has it, for every access mode",
+		Title: "the answer to a second NodePublishVolume follows the specification's table, for every access mode",
 		Why: "The table has for each access mode the answer to a second publish at the same target or another one, with the same arguments or others: " +
 			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
 		Needs: needs(createVolume, nodeService),
@@ -69,7 +69,7 @@ var mountRules = []Rule{
 				a.wrong("an error: the volume is not staged")
 			}
 			if info, err := os.Lstat(v.targetPath("a")); err == nil {
-				c.fail("nothing at the target path, since kubelet takes the error for final and does not unpublish", "%v", orMode(info, err))
+				c.fail("nothing at the target path, since kubelet treats this error as final and does not unpublish", "%v", orMode(info, err))
 			}
 			v.stage().publish("a")
 		},
@@ -77,7 +77,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.stage.conflict", Level: Must, Spec: "NodeStageVolume",
 		Title: "a volume that is staged already is not staged with another access type",
-		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
+		Why:   "OK would make the CO believe that the staging path has the requested access type. ALREADY_EXISTS is the answer, or a code that refuses the access type.",
 		Needs: needs(createVolume, stageVolume, mountAccess),
 		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
@@ -255,7 +255,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.unstage.while-published", Level: Should, Spec: "RPC Interactions",
 		Title: "NodeUnstageVolume does not take a published volume from its pod",
-		Why:   "A CO that lost count asks for it. The pod would write to an empty directory, and its data would be lost.",
+		Why:   "A CO that crashed can send this call. The pod would write to an empty directory, and its data would be lost.",
 		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a")

@@ -41,16 +41,16 @@ type TortureProgress struct {
 }
 
 // Torture kills the driver with -9 at random moments, while workers call every RPC that
-// it offers: volumes of all kinds and places, empty, restored and cloned, come up, are
+// it offers: volumes of all kinds and places, empty, restored and cloned, are created,
 // written, snapshotted one by one and in groups, expanded, modified, published again,
-// read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
+// read-only and elsewhere, listed, and deleted. Of a driver of two processes one is killed or
 // both. It demands that
 //
-//   - a call whose outcome is unknown can be retried until it has an outcome, with a
-//     code that the specification allows;
+//   - a call whose outcome is unknown succeeds, or fails with a code that the specification
+//     allows, when the CO retries;
 //   - what was acknowledged exists, once: volumes with their size and their nodes,
-//     snapshots, groups; what was deleted stays away;
-//   - data that was made durable is read again, and what was created from a volume holds
+//     snapshots, groups; deleted objects do not reappear;
+//   - data that was made durable is read again, and a copy of a volume holds
 //     what the volume held at one point in time during the call, the same for all of a group;
 //   - in the end everything can be read and deleted, and no mount, device or
 //     descriptor is left.
@@ -223,7 +223,7 @@ func (t *tortured) strike(c *ruleRun, random *rand.Rand) {
 		if i > 0 {
 			time.Sleep(pause)
 		}
-		if err := c.run.bounce(c.ctx, victims); err != nil {
+		if err := c.run.killAndStart(c.ctx, victims); err != nil {
 			c.fail("the driver starts after kill -9", "%v", err)
 		}
 	}
