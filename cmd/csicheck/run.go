@@ -22,7 +22,7 @@ func (o *options) walk(ctx context.Context, kinds []string, stdout io.Writer) (o
 	return o.finished(report, stdout)
 }
 
-// load brings many volumes up and down, and prints how long the calls took.
+// load creates, publishes and deletes many volumes, and prints rates and latencies.
 func (o *options) load(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
 	var l csitest.LoadConfig
 	fs := flag.NewFlagSet("load", flag.ContinueOnError)
