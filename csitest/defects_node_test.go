@@ -68,8 +68,9 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also:   map[string]string{"node.stage.after-cancel": repeatsToo},
-		leaves: "the call that cleans up may be the second one",
+		also:    map[string]string{"node.stage.after-cancel": repeatsToo},
+		mayAlso: because("it unstages before it sends no path", "node.unstage.required-fields"),
+		leaves:  "the call that cleans up may be the second one",
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
@@ -253,7 +254,8 @@ var kernelDefects = []defect{
 				}
 			})
 		}(),
-		also: map[string]string{"node.publish.keeps-data": "its second target is another one"},
+		also:    map[string]string{"node.publish.keeps-data": "its second target is another one"},
+		mayAlso: because("their second target is another one", "node.publish.mount-group-changes", "node.publish.mount-groups-together"), // with other users
 	},
 	{
 		breaks: "node.publish.readonly-enforced", does: "readonly is only recorded", kernel: true,
