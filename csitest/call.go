@@ -21,11 +21,11 @@ import (
 // A Call is one RPC as it went over the wire. It does not change once it is in a
 // report.
 type Call struct {
-	Rule     string // whose call it was
-	Cleanup  bool   // it undid what the rule left
+	Rule     string // the rule that made the call
+	Cleanup  bool   // made during cleanup
 	Method   string // NodePublishVolume
 	Endpoint string
-	Volume   string // the volume's ID, or the name of what was to be created
+	Volume   string // the volume's ID, or the requested name
 	Begin    time.Time
 	Took     time.Duration
 	Request  proto.Message
@@ -35,10 +35,10 @@ type Call struct {
 	Invalid  []csispec.Violation // of the response or the messages
 }
 
-// Code is the code of the answer.
+// Code is the status code of the response.
 func (c *Call) Code() codes.Code { return c.Status.Code() }
 
-// End is when the answer was there.
+// End is the time of the response.
 func (c *Call) End() time.Time { return c.Begin.Add(c.Took) }
 
 // A recorder keeps every call of a run.

@@ -27,6 +27,7 @@ type canary struct {
 	file   string // a regular file, with secret as its content
 	tree   string // a directory with one file
 	marker string // does not exist: shell fragments create it
+	run    *run
 	name   string // random; begins every part of an ID that is not a path of the canary
 	secret string
 	was    map[string]string // what snapshot returned when everything was in place
@@ -36,10 +37,13 @@ type canary struct {
 // space and in a pattern, and that no program takes for an option.
 var plainPath = regexp.MustCompile(`^(/[A-Za-z0-9_.][A-Za-z0-9_.-]*)+$`)
 
+// plainName matches the names of drivers that mean themselves in a path and in a shell.
+var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+
 // plantCanary creates a canary with names that exist nowhere else.
 func (c *ruleRun) plantCanary() *canary {
 	random := func() string { return strings.ToLower(rand.Text()[:12]) }
-	k := &canary{name: random(), secret: rand.Text()}
+	k := &canary{run: c.run, name: random(), secret: rand.Text()}
 	k.dir = c.mkdir(filepath.Join(c.run.dir, "canary", random()))
 	k.file, k.tree, k.marker = filepath.Join(k.dir, random()), filepath.Join(k.dir, random()), filepath.Join(k.dir, random())
 	err := errors.Join(
@@ -66,7 +70,8 @@ const maxID = 128
 // it stays within its own storage and the canary:
 //
 //   - Traversals go up to / and then down to the canary, from every depth up to the number
-//     of levels. From deeper they name something that exists nowhere. IDs such as "/", "."
+//     of levels. From deeper they name something that exists nowhere. They begin with a dot, so
+//     that a driver that uses the first component as a name stays in its storage. IDs such as "/", "."
 //     and ".." are missing because joined to a directory they name the directory, or its
 //     parent.
 //   - Everything else begins with a random name, so that "rm -rf $pool/$id" without quotes
@@ -82,8 +87,8 @@ func (k *canary) ids() []hostileID {
 	const path, shell, pattern = "as a path", "as part of a shell command", "as a pattern, a format or an option"
 	command := ">" + k.marker + ";false;exit;#"
 	return []hostileID{
-		{down(k.file), path},
-		{down(k.tree), path},
+		{"./" + down(k.file), path},
+		{"./" + down(k.tree), path},
 		{k.file, path},
 		{k.name + "/" + down(k.file), path},
 		{k.name + "$(>" + k.marker + ")", shell},
@@ -181,15 +186,18 @@ func (k *canary) mounts() []mount {
 // remove removes the canary and what a driver has created beside it, one by one and
 // never through a mount. What it has to leave, removeDir reports.
 func (k *canary) remove() {
-	if len(k.mounts()) > 0 {
-		return
-	}
 	var all []string
-	_ = filepath.WalkDir(k.dir, func(path string, _ fs.DirEntry, err error) error {
+	_ = filepath.WalkDir(k.dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type()&fs.ModeSymlink == 0 && k.run.mountBelow(path) != "" {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
 		all = append(all, path)
 		return nil
 	})
 	for _, path := range slices.Backward(all) {
-		_ = os.Remove(path)
+		_ = k.run.confined(path, (*os.Root).Remove)
 	}
 }

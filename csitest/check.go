@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -55,7 +56,7 @@ type run struct {
 // it does not answer, the configuration is wrong, or the driver has foreign volumes
 // ([ForeignVolumesError]).
 //
-// When ctx ends, the running rule is interrupted and cleaned up after, and the others are
+// When ctx ends, the running rule is interrupted, then its volumes are cleaned up, and the other rules are
 // reported as not run. Cleanup has its own timeout and continues.
 func Check(ctx context.Context, target Target, cfg Config) (*Report, error) {
 	selected := Rules(cfg.Rules...)
@@ -71,7 +72,7 @@ func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule)
 	if err := r.configure(); err != nil {
 		return nil, err
 	}
-	defer func() { r.report.Stopped = r.close() }()
+	defer func() { r.report.ExitStates = r.close() }()
 	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
@@ -141,13 +142,16 @@ func (r *run) configure() error {
 	}
 	r.cfg.CleanupTimeout = cmp.Or(r.cfg.CleanupTimeout, time.Minute)
 	r.cfg.Size = cmp.Or(r.cfg.Size, 1<<30)
-	r.cfg.Command = cmp.Or(r.cfg.Command, "csicheck -endpoint "+r.target.Endpoint)
+	r.cfg.ReproduceCommand = cmp.Or(r.cfg.ReproduceCommand, "csicheck -endpoint "+r.target.Endpoint)
 	dir := r.cfg.Dir
 	if dir == "" {
 		dir = os.TempDir()
 	}
 	var err error
 	if dir, err = filepath.Abs(dir); err == nil {
+		dir, err = filepath.EvalSymlinks(dir) // the mount table has no other paths
+	}
+	if err == nil {
 		r.dir, err = os.MkdirTemp(dir, "csicheck-")
 	}
 	if err != nil {
@@ -179,7 +183,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 			x.Outcome, x.Reason = DoesNotApply, "the driver does not have "+n.Text
 			return x
 		case x.Outcome == "":
-			x.Outcome, x.Reason, x.Missing = NotRun, "needs "+n.Text, n.Facility
+			x.Outcome, x.Reason, x.MissingFacility = NotRun, "needs "+n.Text, n.Facility
 		}
 	}
 	switch {
@@ -192,7 +196,7 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	before := r.record.count()
 	r.try(ctx, &x)
 	if rule.checkCalls != nil && x.Outcome == Passed && !r.record.any(func(c *Call) bool { return c.Rule != "" }) {
-		x.Outcome, x.Reason, x.Missing = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
+		x.Outcome, x.Reason, x.MissingFacility = NotRun, "it checks the calls of other rules, and none made one", FacilityOtherRules
 	}
 	x.Calls = r.record.count() - before
 	x.Took = time.Since(x.Begin)
@@ -248,7 +252,7 @@ func (r *run) try(ctx context.Context, x *Result) {
 		x.Outcome, x.Reason = DoesNotApply, excuse
 	case limited.Err() != nil:
 		x.Outcome = Failed
-		x.Failures = []Failure{{Want: "an end", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
+		x.Failures = []Failure{{Want: "the rule to end in time", Got: fmt.Sprintf("the rule timed out after %v", limit), Reproduce: c.reproduce(nil)}}
 	default:
 		x.Outcome = Passed
 	}
@@ -273,14 +277,19 @@ func (r *run) clean(ctx context.Context, c *ruleRun) {
 	r.report.NotCleaned = append(r.report.NotCleaned, left...)
 }
 
-// removeDir removes kubelet's directories as far as they are empty, never with
-// anything recursive: a volume may still be mounted there. It lists what is left.
+// removeDir removes kubelet's directories as far as they are empty. A volume may still be
+// mounted there: nothing is removed through a mount. It lists what is left.
 func (r *run) removeDir() (left []string) {
 	var dirs []string
 	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			left = append(left, err.Error())
+		case d.Type()&fs.ModeSymlink == 0 && r.mountBelow(path) != "":
+			// What is below is the volume's, empty directories included.
+			if left = append(left, r.mountBelow(path)); d.IsDir() {
+				return fs.SkipDir
+			}
 		case d.IsDir():
 			dirs = append(dirs, path)
 		default:

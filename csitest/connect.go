@@ -118,27 +118,6 @@ func (r *run) exited() error {
 	return nil
 }
 
-// restartIfLost restarts a driver that exited or stopped answering during the rule, which
-// is a failure of the rule.
-func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
-	if ctx.Err() != nil {
-		return
-	}
-	err := r.exited()
-	if err == nil && c.lost.Load() {
-		err = r.answers(ctx)
-	}
-	if err == nil {
-		return
-	}
-	c.error("the driver keeps running, and answers", "%v", err)
-	if restartable.met(r) {
-		if err := r.restart(ctx); err != nil {
-			c.error("the driver starts again", "%v", err)
-		}
-	}
-}
-
 // answers reports whether the driver still does, which takes some time under load.
 func (r *run) answers(ctx context.Context) error {
 	for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
@@ -154,40 +133,6 @@ func (r *run) answers(ctx context.Context) error {
 		if err == nil || time.Since(begin) > 5*time.Second {
 			return err
 		}
-	}
-}
-
-// restart kills the driver with -9, starts it again and waits until it is ready.
-func (r *run) restart(ctx context.Context) error {
-	if err := r.bounce(ctx, r.processes); err != nil {
-		return err
-	}
-	return r.ready(ctx)
-}
-
-// bounce kills processes with -9, or the driver that was not started here, and starts
-// them again.
-func (r *run) bounce(ctx context.Context, processes []*process) error {
-	if len(r.processes) == 0 {
-		if err := r.target.Restart(ctx); err != nil {
-			return fmt.Errorf("csitest: restart the driver: %w", err)
-		}
-	}
-	for _, p := range processes {
-		p.kill()
-	}
-	for _, p := range processes {
-		if err := p.start(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// restart kills the driver with -9, starts it again and waits until it is ready.
-func (c *ruleRun) restart() {
-	if err := c.run.restart(c.ctx); err != nil {
-		c.fail("the driver is ready within "+readyTimeout.String()+" after kill -9 and start", "%v", err)
 	}
 }
 

@@ -37,7 +37,7 @@ func bytesOf(seed string, n int) []byte {
 
 // writeData writes through pod a, durably, and returns the checksum.
 func (w *walk) writeData(v *walked) string {
-	f, err := os.OpenFile(v.file(v.targetPath("a"), "data"), os.O_WRONLY|v.create(), 0o644)
+	f, err := w.ruleRun.run.openFile(v.file(v.targetPath("a"), "csicheck-data"), os.O_WRONLY|v.create(), 0o644)
 	if err != nil {
 		w.fail("a volume that can be written", "%v", err)
 	}
@@ -62,7 +62,7 @@ func (w *walk) checkData(v *walked, pod string) {
 	if !w.has(kernelView) {
 		return
 	}
-	f, err := os.Open(v.file(v.targetPath(pod), "data"))
+	f, err := os.Open(v.file(v.targetPath(pod), "csicheck-data"))
 	if err != nil {
 		w.fail("the data that was written", "%v", err)
 	}
@@ -78,7 +78,10 @@ func (w *walk) checkData(v *walked, pod string) {
 
 // refusesWrites tries to make a file where that must be refused.
 func (c *ruleRun) refusesWrites(target string) {
-	err := os.WriteFile(filepath.Join(target, "written"), nil, 0o600)
+	f, err := c.run.openFile(filepath.Join(target, "csicheck-written"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err == nil {
+		err = f.Close()
+	}
 	if !errors.Is(err, syscall.EROFS) {
 		c.fail("EROFS when a file is made below the target path", "%v", err)
 	}
@@ -86,6 +89,7 @@ func (c *ruleRun) refusesWrites(target string) {
 
 // A writer keeps writing through pod a, in blocks that can be checked later.
 type writer struct {
+	run    *run
 	path   string
 	offset int64 // where it begins
 	span   int64 // how far it may go
@@ -102,8 +106,8 @@ const (
 
 // startWriter returns a writer that is well under way, behind the first data.
 func (w *walk) startWriter(v *walked) *writer {
-	x := &writer{span: w.ruleRun.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
-	x.path = v.file(v.targetPath("a"), "log")
+	x := &writer{run: w.ruleRun.run, span: w.ruleRun.run.cfg.Size/2 - w.dataSize(), wrote: make(chan int64), done: make(chan error, 1)}
+	x.path = v.file(v.targetPath("a"), "csicheck-log")
 	if v.isBlock() {
 		x.offset = w.dataSize()
 	}
@@ -130,7 +134,7 @@ func (x *writer) more(c *ruleRun) {
 }
 
 func (x *writer) write(ctx context.Context, create int) error {
-	f, err := os.OpenFile(x.path, os.O_WRONLY|os.O_SYNC|create, 0o644)
+	f, err := x.run.openFile(x.path, os.O_WRONLY|os.O_SYNC|create, 0o644)
 	if err != nil {
 		return err
 	}

@@ -68,8 +68,9 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeStageVolumeRequest)
 			return r.GetVolumeId()
 		}),
-		also:   map[string]string{"node.stage.after-cancel": repeatsToo},
-		leaves: "the call that cleans up may be the second one",
+		also:    map[string]string{"node.stage.after-cancel": repeatsToo},
+		mayAlso: because("it unstages before it sends no path", "node.unstage.required-fields"),
+		leaves:  "the call that cleans up may be the second one",
 	},
 	{
 		breaks: "node.publish.idempotent", does: "the second publish fails",
@@ -199,9 +200,9 @@ var kernelDefects = []defect{
 		breaks: "node.publish.mounts", does: "a plain directory", kernel: true,
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" { // the reference wants something to unmount
-				os.Remove(filepath.Join(r.GetTargetPath(), "data"))
-				os.Remove(filepath.Join(r.GetTargetPath(), "written"))
-				os.Remove(filepath.Join(r.GetTargetPath(), "mine"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-data"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-written"))
+				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-mine"))
 				refdriver.Bind(r.GetTargetPath(), r.GetTargetPath(), false)
 			}
 			resp, err := handler(ctx, req)
@@ -253,7 +254,8 @@ var kernelDefects = []defect{
 				}
 			})
 		}(),
-		also: because("its second target is another one", "node.publish.keeps-data", "node.publish.mount-group-changes", "node.publish.mount-groups-together"),
+		also:    map[string]string{"node.publish.keeps-data": "its second target is another one"},
+		mayAlso: because("their second target is another one", "node.publish.mount-group-changes", "node.publish.mount-groups-together"), // with other users
 	},
 	{
 		breaks: "node.publish.readonly-enforced", does: "readonly is only recorded", kernel: true,
@@ -272,7 +274,7 @@ var kernelDefects = []defect{
 			return afterStage(func(r *csi.NodeStageVolumeRequest, err error) error {
 				if err == nil {
 					if _, again := staged.LoadOrStore(r.GetVolumeId(), true); again {
-						os.Remove(filepath.Join(r.GetStagingTargetPath(), "data"))
+						os.Remove(filepath.Join(r.GetStagingTargetPath(), "csicheck-data"))
 					}
 				}
 				return err

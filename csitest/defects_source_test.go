@@ -115,7 +115,7 @@ const dataToo = "it reads the copy as well"
 func copies(fromSnapshot, toSnapshot bool, damage func(from, to string)) func(from, to string) {
 	return func(from, to string) {
 		if isSnapshotDir(from) == fromSnapshot && isSnapshotDir(to) == toSnapshot {
-			damage(filepath.Join(from, "data"), filepath.Join(to, "data"))
+			damage(filepath.Join(from, "csicheck-data"), filepath.Join(to, "csicheck-data"))
 		}
 	}
 }

@@ -54,11 +54,11 @@ func ExampleCheck() {
 		fmt.Println(err)
 		return
 	}
-	for _, x := range report.With(csitest.Failed) {
+	for _, x := range report.ResultsWith(csitest.Failed) {
 		fmt.Println(x.Rule.Level, x.Rule.ID, x.Failures)
 	}
-	for _, x := range report.With(csitest.NotRun) {
-		fmt.Println(x.Rule.ID, "needs the", x.Missing)
+	for _, x := range report.ResultsWith(csitest.NotRun) {
+		fmt.Println(x.Rule.ID, "needs the", x.MissingFacility)
 	}
 	fmt.Println("ok:", report.OK())
 	// Output:

@@ -52,7 +52,7 @@ func TestLegal(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, x := range slices.Concat(report.With(Failed), report.With(Broken)) {
+				for _, x := range slices.Concat(report.ResultsWith(Failed), report.ResultsWith(Broken)) {
 					t.Errorf("%s: %s\n%s%v", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures)
 				}
 				for _, left := range report.NotCleaned {

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// A LoadConfig is the amount of load.
+// A LoadConfig configures a load run.
 type LoadConfig struct {
 	Volumes int // that exist at the same time
 	Clients int // that call concurrently
@@ -19,14 +19,14 @@ type LoadConfig struct {
 	Progress func(phase string, done, of int)
 }
 
-// A LoadReport is how long the calls took.
+// A LoadReport holds the measured durations.
 type LoadReport struct {
 	Report
-	Up, Down time.Duration // for all volumes
-	RPCs     []RPCTimes    // in the order of a volume's life
+	CreateDuration, DeleteDuration time.Duration // for all volumes together
+	RPCs                           []RPCTimes    // in lifecycle order
 }
 
-// RPCTimes are those of one RPC. A call that was retried counts every time.
+// RPCTimes are the latencies of one RPC. A call that was retried counts every time.
 type RPCTimes struct {
 	Method             string
 	Calls, Errors      int
@@ -34,14 +34,14 @@ type RPCTimes struct {
 	P50, P90, P99, Max time.Duration
 }
 
-// Load brings a number of volumes up, as far as the driver has the capabilities (created, attached, staged, published to a pod), and down again,
-// with many concurrent clients. Calls that a CO would retry are retried; any other error
+// Load creates volumes with many concurrent clients, and attaches, stages and publishes each
+// to a pod as far as the driver has the capabilities. Then it undoes this and deletes them. Calls that a CO would retry are retried; any other error
 // ends the run.
 func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*LoadReport, error) {
 	l := &LoadReport{}
 	report, err := checkRules(ctx, target, cfg, []Rule{{
 		ID: "load", Level: Must, Spec: "RPC Interactions",
-		Title:   "many volumes come up and go down",
+		Title:   "many volumes are created, published and deleted concurrently",
 		Why:     "That is what a cluster does when a node is drained.",
 		Needs:   needs(createVolume),
 		Timeout: 24 * time.Hour,
@@ -57,14 +57,14 @@ func Load(ctx context.Context, target Target, cfg Config, load LoadConfig) (*Loa
 
 func (l *LoadReport) run(c *ruleRun, load LoadConfig) {
 	volumes := make([]*volume, max(load.Volumes, 1))
-	l.Up = c.spread("up", len(volumes), load, func(i int) {
+	l.CreateDuration = c.spread("up", len(volumes), load, func(i int) {
 		v := c.volume()
 		volumes[i] = v
 		if c.has(nodeService) {
 			v.up("a")
 		}
 	})
-	l.Down = c.spread("down", len(volumes), load, func(i int) {
+	l.DeleteDuration = c.spread("down", len(volumes), load, func(i int) {
 		v := volumes[i]
 		if c.has(nodeService) {
 			v.unpublish("a").unstage().detach()
@@ -132,9 +132,9 @@ func (l *LoadReport) count() {
 		slices.Sort(all)
 		percentile := func(p int) time.Duration { return all[min(len(all)*p/100, len(all)-1)] }
 		r.P50, r.P90, r.P99, r.Max = percentile(50), percentile(90), percentile(99), all[len(all)-1]
-		phase := l.Up
+		phase := l.CreateDuration
 		if slices.Contains(life[4:], r.Method) {
-			phase = l.Down
+			phase = l.DeleteDuration
 		}
 		if phase > 0 {
 			r.Rate = float64(r.Calls-r.Errors) / phase.Seconds()

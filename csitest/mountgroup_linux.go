@@ -8,7 +8,7 @@ import (
 )
 
 // createAs makes a directory and a file as that user, both below root.
-func createAs(u podUser, root, dir, file string) error {
+func createAs(u podUser, root *os.File, dir, file string) error {
 	return as(u, root, func(at int) error {
 		if err := unix.Mkdirat(at, dir, 0o755); err != nil {
 			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
@@ -18,7 +18,7 @@ func createAs(u podUser, root, dir, file string) error {
 }
 
 // openAs opens a file below root for reading and writing, as that user.
-func openAs(u podUser, root, file string) error {
+func openAs(u podUser, root *os.File, file string) error {
 	return as(u, root, func(at int) error { return open(at, file, unix.O_RDWR) })
 }
 
@@ -30,15 +30,10 @@ func open(at int, file string, flags int) error {
 	return unix.Close(fd)
 }
 
-// as calls do with a descriptor of root, on a thread that has the user's IDs for file
+// as calls do with the descriptor of root, on a thread that has the user's IDs for file
 // access, no supplementary groups, and hence no capabilities that override permissions.
 // The directories above root need not be open to the user.
-func as(u podUser, root string, do func(at int) error) error {
-	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: root, Err: err}
-	}
-	defer unix.Close(at)
+func as(u podUser, root *os.File, do func(at int) error) error {
 	result := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
@@ -57,7 +52,7 @@ func as(u podUser, root string, do func(at int) error) error {
 					return errNoUsers
 				}
 			}
-			return do(at)
+			return do(int(root.Fd()))
 		}()
 	}()
 	return <-result

@@ -2,6 +2,8 @@
 
 package csitest
 
-func createAs(podUser, string, string, string) error { return errNoUsers }
+import "os"
 
-func openAs(podUser, string, string) error { return errNoUsers }
+func createAs(podUser, *os.File, string, string) error { return errNoUsers }
+
+func openAs(podUser, *os.File, string) error { return errNoUsers }

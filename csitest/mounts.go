@@ -104,7 +104,7 @@ func (d device) String() string {
 
 // write makes a file durable, or fails the rule.
 func (c *ruleRun) write(path string, data []byte) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	f, err := c.run.openFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err == nil {
 		_, err = f.Write(data)
 		err = errors.Join(err, f.Sync(), f.Close())

@@ -36,6 +36,15 @@ func deviceNumber(path string) string {
 	return fmt.Sprintf("%d:%d", unix.Major(number), unix.Minor(number))
 }
 
+// deviceOf is the device that a file lies on, or 0; symbolic links are not followed.
+func deviceOf(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	return uint64(st.Dev) //nolint:unconvert // not on every architecture
+}
+
 // owner is the group of the file at the path, and its mode.
 func owner(path string) (gid uint32, mode uint32, err error) {
 	var st unix.Stat_t

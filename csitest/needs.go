@@ -21,12 +21,12 @@ type Facility string
 // The facilities, and the fields that provide them.
 const (
 	FacilityControllerEndpoint Facility = "controller endpoint" // Target.ControllerEndpoint
-	FacilityDir                Facility = "directory"           // Config.Dir, for one with a plain path
-	FacilityKernel             Facility = "kernel"              // Config.Kernel
+	FacilityDir                Facility = "directory"           // Config.Dir, a directory whose path has no shell characters
+	FacilityKernel             Facility = "kernel"              // Config.CheckMounts
 	FacilityLocalSocket        Facility = "local socket"        // Target.Endpoint, for a unix socket of this node
 	FacilityLog                Facility = "log"                 // Target.Start or Target.Log
 	FacilityMutableParameters  Facility = "mutable parameters"  // Config.MutableParameters
-	FacilityOtherRules         Facility = "other rules"         // Config.Rules, with rules that make calls
+	FacilityOtherRules         Facility = "other rules"         // Config.Rules, which must also select rules that make calls
 	FacilityRestart            Facility = "restart"             // Target.Start or Target.Restart
 	FacilitySecondNode         Facility = "second node"         // Target.SecondNode
 	FacilitySecondTopology     Facility = "second topology"     // Target.SecondTopology
@@ -76,7 +76,7 @@ var (
 	plainDir = Need{"a directory whose path consists only of letters, digits, dots, underscores and hyphens", FacilityDir, func(r *run) bool { return plainPath.MatchString(r.dir) }}
 	// kernelView: the mounts that the driver makes show in this process's table.
 	kernelView = Need{"root on the driver's node, in a mount namespace that sees its mounts", FacilityKernel, func(r *run) bool {
-		return r.cfg.Kernel && runtime.GOOS == "linux"
+		return r.cfg.CheckMounts && runtime.GOOS == "linux"
 	}}
 )
 

@@ -9,7 +9,7 @@ import (
 	"github.com/csikit/csikit/csispec"
 )
 
-// An Outcome is how a rule ended.
+// An Outcome is the outcome of a rule.
 type Outcome string
 
 // The outcomes.
@@ -17,23 +17,23 @@ const (
 	Passed       Outcome = "passed"
 	Failed       Outcome = "failed"
 	DoesNotApply Outcome = "does not apply" // the driver lacks a capability
-	NotRun       Outcome = "not run"        // the run lacks something
+	NotRun       Outcome = "not run"        // a Facility is missing
 	Broken       Outcome = "broken"         // a bug of this package
 )
 
 // A Result is the outcome of one rule.
 type Result struct {
-	Rule     Rule
-	Outcome  Outcome
-	Reason   string   // why it does not apply, was not run, or is broken
-	Missing  Facility // what would run it
-	Failures []Failure
-	Begin    time.Time
-	Took     time.Duration
-	Calls    int
+	Rule            Rule
+	Outcome         Outcome
+	Reason          string   // why it does not apply, was not run, or is broken
+	MissingFacility Facility // the Facility that the rule needs
+	Failures        []Failure
+	Begin           time.Time
+	Took            time.Duration
+	Calls           int
 }
 
-// A Report is what a run found.
+// A Report is the result of a run.
 type Report struct {
 	Driver       *csi.GetPluginInfoResponse
 	Capabilities csispec.Capabilities
@@ -41,8 +41,8 @@ type Report struct {
 	Calls        []*Call  // all, in the order of their ends
 	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
 	NotCleaned []string
-	// Stopped is how the processes of a driver that was started here ended.
-	Stopped     []string
+	// ExitStates are the exit states of the driver processes that Check started.
+	ExitStates  []string
 	Interrupted bool
 	DryRun      bool
 	Begin       time.Time
@@ -59,8 +59,8 @@ func (r *Report) OK() bool {
 	return len(r.NotCleaned) == 0 && !r.Interrupted
 }
 
-// With returns the results of that outcome.
-func (r *Report) With(o Outcome) (some []Result) {
+// ResultsWith returns the results of that outcome.
+func (r *Report) ResultsWith(o Outcome) (some []Result) {
 	for _, x := range r.Results {
 		if x.Outcome == o {
 			some = append(some, x)

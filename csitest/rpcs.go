@@ -70,9 +70,26 @@ func (r rpc) served(c *ruleRun) bool {
 	return c.run.has.Node != nil
 }
 
-// request is the empty one, which no driver can take for work to do.
+// request is an empty one.
 func (r rpc) request() proto.Message  { return newMessage(r.method + "Request") }
 func (r rpc) response() proto.Message { return newMessage(r.method + "Response") }
+
+// named sets the IDs and paths of a request, so that it names what does not exist. Empty,
+// they could mean all that there is.
+func (c *ruleRun) named(m proto.Message) proto.Message {
+	r := m.ProtoReflect()
+	for i := range r.Descriptor().Fields().Len() {
+		f := r.Descriptor().Fields().Get(i)
+		switch name := string(f.Name()); {
+		case f.IsList() || f.Kind() != protoreflect.StringKind:
+		case strings.HasSuffix(name, "_path"):
+			r.Set(f, protoreflect.ValueOfString(filepath.Join(c.run.dir, c.name())))
+		case strings.HasSuffix(name, "_id"):
+			r.Set(f, protoreflect.ValueOfString(c.name()))
+		}
+	}
+	return m
+}
 
 // filled sets the fields of a request that may be required, so that nothing is wrong
 // with it but that what it names does not exist.

@@ -98,9 +98,9 @@ func (c *ruleRun) reproduce(call *Call) string {
 	}
 	if call != nil && call.Rule != "" && !call.needsMore() {
 		json := strings.ReplaceAll(requestJSON(call.Request), "'", `'\''`)
-		return fmt.Sprintf("%s call %s '%s'", c.run.cfg.Command, call.Method, json)
+		return fmt.Sprintf("%s call %s '%s'", c.run.cfg.ReproduceCommand, call.Method, json)
 	}
-	return fmt.Sprintf("%s -rules %s", c.run.cfg.Command, ids)
+	return fmt.Sprintf("%s -rules %s", c.run.cfg.ReproduceCommand, ids)
 }
 
 // needsMore reports whether the call is about something that has to be created first.

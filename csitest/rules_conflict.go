@@ -244,7 +244,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.publish.every-single-node-mode", Level: Must, Spec: "ControllerPublishVolume",
 		Title: "every access mode of one node keeps a second node away: FAILED_PRECONDITION",
-		Why:   "Two nodes that mount one file system destroy it. A reader that does not see what the writer caches reads rubbish.",
+		Why:   "Two nodes that mount one file system destroy it. A reader that does not see what the writer caches reads stale or corrupt data.",
 		Needs: needs(createVolume, attachVolume, secondNode),
 		check: func(c *ruleRun) {
 			for _, mode := range singleNodeModes {
@@ -338,7 +338,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.validate.bad-parameters", Level: Should, Spec: "ValidateVolumeCapabilities",
 		Title: "parameters that CreateVolume refuses are not confirmed",
-		Why:   "No volume has them. The CO takes what is confirmed for what it gets.",
+		Why:   "No volume has them. The CO expects exactly what is confirmed.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			bad := c.refusedParameters()
@@ -354,7 +354,7 @@ var conflictRules = []Rule{
 	{
 		ID: "controller.validate.message", Level: Must, Spec: "ValidateVolumeCapabilities",
 		Title: "the context and parameters of confirmed are those of the request",
-		Why:   "The CO compares it with what it sent, and takes everything else for not understood.",
+		Why:   "The CO compares it with what it sent, and treats other values as unsupported.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()

@@ -75,10 +75,10 @@ func (j journal) newest() (last uint64, err error) {
 type journals [2]journal
 
 // write continues until stop; ready is closed when the rings are full.
-func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
+func (j *journals) write(r *run, stop *atomic.Bool, ready chan<- struct{}) error {
 	var files [2]*os.File
 	for i := range j {
-		f, err := os.OpenFile(j[i].path, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o644)
+		f, err := r.openFile(j[i].path, os.O_RDWR|os.O_CREATE|os.O_SYNC, 0o644)
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (j *journals) write(stop *atomic.Bool, ready chan<- struct{}) error {
 // during runs f while the journals are written.
 func (c *ruleRun) during(j *journals, f func()) {
 	stop, ready, done := new(atomic.Bool), make(chan struct{}), make(chan error, 1)
-	go func() { done <- j.write(stop, ready) }()
+	go func() { done <- j.write(c.run, stop, ready) }()
 	end := func() error { stop.Store(true); return <-done }
 	select {
 	case <-ready:
@@ -132,9 +132,9 @@ func (c *ruleRun) inOrder(j journals) {
 	case err != nil:
 		c.fail("every record up to the newest", "%v", err)
 	case second > first:
-		c.fail("no record without those before it", "record %d of the second place is there, the first place ends at record %d, which was on the disk before", second, first)
+		c.fail("no record without those before it", "record %d exists at the second location, but the first ends at record %d, although it was written first", second, first)
 	case first > second+1:
-		c.fail("every record up to the newest", "record %d of the first place is there, the second place ends at record %d", first, second)
+		c.fail("every record up to the newest", "record %d exists at the first location, and the second ends at record %d", first, second)
 	case first < ringRecords:
 		c.fail("what was on the disk before the snapshot", "record %d is the newest, record %d was on the disk", first, ringRecords)
 	}
@@ -151,9 +151,9 @@ func (c *ruleRun) notInUse(call *Call) {
 var consistencyRules = []Rule{
 	{
 		ID: "snapshot.point-in-time.order", Level: Must, Spec: "CreateSnapshot",
-		Title: "a snapshot that is taken while the volume is written is crash-consistent: of one point in time",
+		Title: "a snapshot that is taken while the volume is written is crash-consistent: it shows a single point in time",
 		Why: "A database recovers from a point in time, as after a power failure, and not from a mixture of several. Records are written to two " +
-			"places by turns, each on the disk before the next, while the snapshot is taken; it must hold a beginning of them.",
+			"places alternately, each on the disk before the next, while the snapshot is taken; the snapshot must contain a prefix of the sequence.",
 		Needs: needs(createVolume, createSnapshot, nodeService, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a")
@@ -173,8 +173,8 @@ var consistencyRules = []Rule{
 	},
 	{
 		ID: "group.point-in-time.order", Level: Must, Spec: "CreateVolumeGroupSnapshot",
-		Title: "the snapshots of a group are of one point in time",
-		Why: "A database with its log on another volume cannot be restored from two points in time. Records are written to two volumes by turns, " +
+		Title: "the snapshots of a group show a single point in time",
+		Why: "A database with its log on another volume cannot be restored from two points in time. Records are written alternately to two volumes, " +
 			"each on the disk before the next, while the group is taken.",
 		Needs: needs(createVolume, createSnapshot, groupService, nodeService, kernelView),
 		check: func(c *ruleRun) {
@@ -202,7 +202,7 @@ var consistencyRules = []Rule{
 	},
 	{
 		ID: "clone.point-in-time.order", Level: Should, Spec: "CreateVolume",
-		Title: "a clone of a volume that is written is crash-consistent: of one point in time",
+		Title: "a clone of a volume that is written is crash-consistent: it shows a single point in time",
 		Why:   "A clone that mixes several points in time holds a file system that no crash could have left. Kubernetes clones volumes that are in use.",
 		Needs: needs(createVolume, cloneVolume, nodeService, kernelView),
 		check: func(c *ruleRun) {

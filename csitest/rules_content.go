@@ -60,7 +60,7 @@ func (v *volume) writeBlocks(parts ...int64) (written []int64) {
 	for _, n := range parts {
 		at := (end*(n+1)/writtenParts - size) &^ (4<<10 - 1)
 		if err == nil {
-			err = writeBehind(v.targetPath("writer"), at, bytesOf(v.c.name(), size))
+			err = v.c.run.writeBehind(v.targetPath("writer"), at, bytesOf(v.c.name(), size))
 		}
 		written = append(written, at, at+size)
 	}

@@ -38,7 +38,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.conflict-access-type", Level: Must, Spec: "CreateVolume",
 		Title: "a name that is taken by a volume that cannot be used as requested is ALREADY_EXISTS",
-		Why: "A volume with a file system and a raw block volume under one name are two things, unless every volume of the driver can be used as both. " +
+		Why: "A volume with a file system and a raw block volume under one name are different volumes, unless every volume of the driver can be used as both. " +
 			"Whether it can is asked with ValidateVolumeCapabilities.",
 		Needs: needs(createVolume, mountAccess, blockAccess),
 		check: func(c *ruleRun) {
@@ -56,7 +56,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.capacity-in-range", Level: Must, Spec: "CreateVolume",
 		Title: "a volume is at least required_bytes and at most limit_bytes large",
-		Why:   "limit_bytes is a quota, or what a snapshot's size allows. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
+		Why:   "limit_bytes is a quota, or what a snapshot's size allows. OUT_OF_RANGE is the answer of a driver that cannot stay within the limit.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			for _, r := range []*csi.CapacityRange{
@@ -96,7 +96,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that truncates names takes two volumes for one.",
+		Why:   "A driver that truncates names confuses two volumes.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -161,7 +161,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.snapshot-missing", Level: Must, Spec: "CreateVolume",
 		Title: "a volume from a snapshot that does not exist is NOT_FOUND",
-		Why:   "An empty volume in place of a restored one is taken for the data.",
+		Why:   "An empty volume in place of a restored one is data loss that goes unnoticed.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -172,7 +172,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.clone-missing", Level: Must, Spec: "CreateVolume",
 		Title: "a clone of a volume that does not exist is NOT_FOUND",
-		Why:   "An empty volume in place of a clone is taken for the data.",
+		Why:   "An empty volume in place of a clone is data loss that goes unnoticed.",
 		Needs: needs(createVolume, cloneVolume),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -183,7 +183,7 @@ var createRules = []Rule{
 	{
 		ID: "controller.create.source-reported", Level: Must, Spec: "Volume",
 		Title: "a volume from a source names that source, also in the answer to a retry",
-		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
+		Why:   "Kubernetes treats a volume without content_source as empty, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			source := snapshotSource(c.volume().snapshot().GetSnapshotId())

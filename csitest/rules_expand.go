@@ -37,7 +37,7 @@ var expandRules = []Rule{
 	{
 		ID: "controller.expand.volume-missing", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "external-resizer takes NOT_FOUND for infeasible and stops asking often.",
+		Why:   "external-resizer treats NOT_FOUND as infeasible and retries rarely.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -13,7 +13,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.members", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "a group has one snapshot of every volume, a retry returns the same group, and GetVolumeGroupSnapshot finds it",
-		Why:   "A member that is missing is missed at the restore.",
+		Why:   "A missing member makes the restore incomplete.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			one, two := c.volume(), c.volume()
@@ -50,7 +50,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.get.missing", Level: Must, Spec: "GetVolumeGroupSnapshot",
 		Title: "a group that does not exist is NOT_FOUND",
-		Why:   "The code decides whether the CO takes the group for gone, or asks again.",
+		Why:   "The code decides whether the CO treats the group as deleted, or retries.",
 		Needs: needs(groupService),
 		check: func(c *ruleRun) {
 			send(c, c.Group.GetVolumeGroupSnapshot, &csi.GetVolumeGroupSnapshotRequest{
@@ -77,7 +77,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.source-missing", Level: Must, Spec: "CreateVolumeGroupSnapshot",
 		Title: "a group with a volume that does not exist is NOT_FOUND, and nothing is left of it",
-		Why:   "Snapshots of the other members would never be deleted by anybody.",
+		Why:   "Snapshots of the other members would be leaked.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -122,7 +122,7 @@ var groupRules = []Rule{
 	{
 		ID: "group.create.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a group's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that truncates names takes two groups for one.",
+		Why:   "A driver that truncates names confuses two groups.",
 		Needs: needs(createVolume, groupService),
 		check: func(c *ruleRun) {
 			req := c.groupRequest(c.volume())

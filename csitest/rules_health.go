@@ -24,7 +24,7 @@ func (c *ruleRun) listHealth(n int32) (all []*csi.VolumeHealth) {
 			return all
 		}
 	}
-	c.fail("an end", "10000 pages, and next_token is still set")
+	c.fail("the list to end", "10000 pages, and next_token is still set")
 	return nil
 }
 
@@ -45,7 +45,7 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.healthy", Level: Should, Spec: "ControllerGetVolumeHealth",
 		Title: "a new volume has no problem",
-		Why:   "An alarm that is always on is none.",
+		Why:   "A permanent alarm is ignored.",
 		Needs: needs(createVolume, volumeHealth),
 		check: func(c *ruleRun) {
 			a := send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.volume().id})
@@ -57,7 +57,7 @@ var healthRules = []Rule{
 	{
 		ID: "controller.health.volume-missing", Level: Must, Spec: "ControllerGetVolumeHealth",
 		Title: "a volume that does not exist is NOT_FOUND",
-		Why:   "No problem is what the monitor would take OK for.",
+		Why:   "The monitor would read OK as healthy.",
 		Needs: needs(createVolume, volumeHealth),
 		check: func(c *ruleRun) {
 			send(c, c.Controller.ControllerGetVolumeHealth, &csi.ControllerGetVolumeHealthRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)

@@ -3,7 +3,6 @@ package csitest
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -261,9 +260,9 @@ func (c *ruleRun) cycle(between ...func()) (d device) {
 	}
 	v.delete()
 	// As kubelet does. Never recursively: a driver may have left the volume mounted.
-	_ = os.Remove(v.stagingPath())
-	_ = os.Remove(filepath.Dir(v.stagingPath()))
-	_ = os.Remove(filepath.Dir(v.targetPath("a")))
+	_ = c.run.rmdir(v.stagingPath())
+	_ = c.run.rmdir(filepath.Dir(v.stagingPath()))
+	_ = c.run.rmdir(filepath.Dir(v.targetPath("a")))
 	return d
 }
 

@@ -71,7 +71,7 @@ var identityRules = []Rule{
 		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && r.promised(c) {
-					if a := c.invoke(r.path(), r.request(), r.response()); a.is(codes.Unimplemented) {
+					if a := c.invoke(r.path(), c.named(r.request()), r.response()); a.is(codes.Unimplemented) {
 						c.breach(a.Call, "any code but UNIMPLEMENTED: "+r.because, a.responseText())
 					}
 				}
@@ -91,7 +91,7 @@ var identityRules = []Rule{
 		ID: "capability.unimplemented", Level: Must, Spec: "Error Scheme",
 		Title: "an RPC that no capability promises answers UNIMPLEMENTED",
 		Why: "UNIMPLEMENTED distinguishes a missing feature from a failure. Another code is retried, perhaps forever, " +
-			"and OK is taken for work that was done.",
+			"and OK means that the work was done.",
 		check: func(c *ruleRun) {
 			for _, r := range rpcs {
 				if r.served(c) && !r.promised(c) {

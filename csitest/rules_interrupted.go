@@ -112,7 +112,7 @@ func (m mutation) rules() []Rule {
 		{
 			ID: m.prefix + "parallel", Level: Must, Spec: m.rpc,
 			Title: m.rpc + " with four identical concurrent requests takes effect once",
-			Why: "A CO that crashed may have lost count of its calls. ABORTED is allowed to those that come while another is under way, but " +
+			Why: "A CO that crashed can send a call again while it is in flight. ABORTED is allowed for a call while another is in flight, but " +
 				"it has to end: a retry succeeds, and all that succeeded return the same object.",
 			Needs: m.needs,
 			check: func(c *ruleRun) {

@@ -61,9 +61,9 @@ var kernelRules = []Rule{
 		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			data := bytes.Repeat([]byte(v.id), 1000)
-			c.write(filepath.Join(v.targetPath("a"), "data"), data)
+			c.write(filepath.Join(v.targetPath("a"), "csicheck-data"), data)
 			v.unpublish("a").unstage().detach().up("b")
-			if got, err := os.ReadFile(filepath.Join(v.targetPath("b"), "data")); err != nil || !bytes.Equal(got, data) {
+			if got, err := os.ReadFile(filepath.Join(v.targetPath("b"), "csicheck-data")); err != nil || !bytes.Equal(got, data) {
 				c.fail("the file as it was written", "%d bytes, %v", len(got), err)
 			}
 		},
@@ -75,8 +75,8 @@ var kernelRules = []Rule{
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView, manyWriters),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a", "b")
-			c.write(filepath.Join(v.targetPath("a"), "data"), []byte("x"))
-			if _, err := os.Stat(filepath.Join(v.targetPath("b"), "data")); err != nil {
+			c.write(filepath.Join(v.targetPath("a"), "csicheck-data"), []byte("x"))
+			if _, err := os.Stat(filepath.Join(v.targetPath("b"), "csicheck-data")); err != nil {
 				c.fail("the file at the other target", "%v", err)
 			}
 		},

@@ -23,7 +23,7 @@ func (c *ruleRun) list(n int32) (all []*csi.ListVolumesResponse_Entry) {
 			return all
 		}
 	}
-	c.fail("an end", "10000 pages, and next_token is still set")
+	c.fail("the list to end", "10000 pages, and next_token is still set")
 	return nil
 }
 
@@ -93,7 +93,7 @@ var listRules = []Rule{
 	{
 		ID: "controller.list.complete", Level: Must, Spec: "ListVolumes",
 		Title: "ListVolumes returns volumes that were created and none that were deleted",
-		Why:   "The health monitor and the attacher take a volume that is not in the list for lost.",
+		Why:   "The health monitor and the attacher treat a volume that is not in the list as lost.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
 			kept, gone := c.volume(), c.volume()
@@ -112,7 +112,7 @@ var listRules = []Rule{
 	{
 		ID: "controller.list.capacity-agrees", Level: Should, Spec: "ListVolumes",
 		Title: "ListVolumes and CreateVolume return the same capacity",
-		Why:   "Two answers about one volume, of which one is wrong.",
+		Why:   "The two responses contradict each other.",
 		Needs: needs(createVolume, listVolumes),
 		check: func(c *ruleRun) {
 			v := c.volume()

@@ -167,7 +167,7 @@ var metadataRules = []Rule{
 	{
 		ID: "snapshot.metadata.delta-other-volume", Level: Should, Spec: "GetMetadataDelta",
 		Title: "two snapshots of different volumes have no delta",
-		Why:   "Both must be of one volume. A backup that is put together of two is none.",
+		Why:   "Both must be of one volume. A backup combined from two volumes is unusable.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			req := &csi.GetMetadataDeltaRequest{BaseSnapshotId: c.volume().snapshot().GetSnapshotId(), TargetSnapshotId: c.volume().snapshot().GetSnapshotId()}

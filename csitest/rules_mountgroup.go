@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
 	"strconv"
 
@@ -66,7 +67,9 @@ func (v *volume) underGroup(gid int) *volume {
 
 // writesAs creates a directory and a file in it, as a process of a pod does.
 func (c *ruleRun) writesAs(u podUser, target string) {
-	switch err := createAs(u, target, "dir", filepath.Join("dir", "file")); {
+	root := c.openTarget(target)
+	defer root.Close()
+	switch err := createAs(u, root, "csicheck-dir", filepath.Join("csicheck-dir", "file")); {
 	case errors.Is(err, errNoUsers):
 		c.excuse("there are no other users in this user namespace")
 	case err != nil:
@@ -74,13 +77,24 @@ func (c *ruleRun) writesAs(u podUser, target string) {
 	}
 }
 
+// openTarget opens the directory at which a volume is published.
+func (c *ruleRun) openTarget(path string) *os.File {
+	f, err := c.run.openFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		c.fail("a directory at the target path", "%v", err)
+	}
+	return f
+}
+
 // usesAs reads and writes what writesAs has created, and creates more.
 func (c *ruleRun) usesAs(u podUser, target string) {
-	if err := openAs(u, target, filepath.Join("dir", "file")); err != nil {
+	root := c.openTarget(target)
+	defer root.Close()
+	if err := openAs(u, root, filepath.Join("csicheck-dir", "file")); err != nil {
 		c.error("a file of the first group that the second one can read and write", "%v", err)
 	}
-	for _, dir := range []string{".", "dir"} {
-		if err := createAs(u, target, filepath.Join(dir, "second"), filepath.Join(dir, "second", "file")); err != nil {
+	for _, dir := range []string{".", "csicheck-dir"} {
+		if err := createAs(u, root, filepath.Join(dir, "csicheck-second"), filepath.Join(dir, "csicheck-second", "file")); err != nil {
 			c.error("a directory in which the second group can create files", "%v", err)
 		}
 	}

@@ -28,7 +28,7 @@ var manyWriters = Need{Text: "node.SINGLE_NODE_MULTI_WRITER", met: func(r *run) 
 var mountRules = []Rule{
 	{
 		ID: "node.publish.table", Level: Should, Spec: "NodePublishVolume",
-		Title: "a second NodePublishVolume is answered as the table of the specification has it, for every access mode",
+		Title: "the answer to a second NodePublishVolume follows the specification's table, for every access mode",
 		Why: "The table has for each access mode the answer to a second publish at the same target or another one, with the same arguments or others: " +
 			"OK, ALREADY_EXISTS or FAILED_PRECONDITION. The CO relies on it to keep a volume for one pod, or to share it. Modes that the driver does not have are left out.",
 		Needs: needs(createVolume, nodeService),
@@ -69,7 +69,7 @@ var mountRules = []Rule{
 				a.wrong("an error: the volume is not staged")
 			}
 			if info, err := os.Lstat(v.targetPath("a")); err == nil {
-				c.fail("nothing at the target path, since kubelet takes the error for final and does not unpublish", "%v", orMode(info, err))
+				c.fail("nothing at the target path, since kubelet treats this error as final and does not unpublish", "%v", orMode(info, err))
 			}
 			v.stage().publish("a")
 		},
@@ -77,7 +77,7 @@ var mountRules = []Rule{
 	{
 		ID: "node.stage.conflict", Level: Must, Spec: "NodeStageVolume",
 		Title: "a volume that is staged already is not staged with another access type",
-		Why:   "OK would let the CO believe that the staging path has what it has not. ALREADY_EXISTS is the answer, or that the volume cannot be used so.",
+		Why:   "OK would make the CO believe that the staging path has the requested access type. ALREADY_EXISTS is the answer, or a code that refuses the access type.",
 		Needs: needs(createVolume, stageVolume, mountAccess),
 		check: func(c *ruleRun) {
 			v := c.volume().attach().stage()
@@ -153,7 +153,7 @@ var mountRules = []Rule{
 			req := v.statsRequest("b")
 			c.mkdir(req.GetVolumePath())
 			send(c, c.Node.NodeGetVolumeStats, req).wants(codes.NotFound)
-			_ = os.Remove(req.GetVolumePath()) // removeDir reports it
+			_ = c.run.rmdir(req.GetVolumePath()) // removeDir reports it
 		},
 	},
 	{
@@ -164,7 +164,7 @@ var mountRules = []Rule{
 		check: func(c *ruleRun) {
 			v := c.volume().up("a")
 			for _, n := range []int64{0, c.run.cfg.Size / 4} { // an empty one, and one with data
-				c.write(filepath.Join(v.targetPath("a"), "data"), make([]byte, min(n, 64*mib)))
+				c.write(filepath.Join(v.targetPath("a"), "csicheck-data"), make([]byte, min(n, 64*mib)))
 				want, err := statfs(v.targetPath("a"))
 				if err != nil {
 					c.fail("a target that statfs can read", "%v", err)
@@ -205,10 +205,10 @@ var mountRules = []Rule{
 		Why:   "kubelet does not change the group of files for a driver with VOLUME_MOUNT_GROUP. A pod that does not run as root cannot write then.",
 		Needs: needs(createVolume, nodeCap(csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP), mountAccess, kernelView),
 		check: func(c *ruleRun) {
-			if err := os.Chown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
+			if err := os.Lchown(c.mkdir(filepath.Join(c.run.dir, "group")), -1, mountGroup); err != nil {
 				c.excuse("there is no other group in this user namespace")
 			}
-			_ = os.Remove(filepath.Join(c.run.dir, "group")) // removeDir reports it
+			_ = c.run.rmdir(filepath.Join(c.run.dir, "group")) // removeDir reports it
 			v := c.volume(func(_ *ruleRun, r *csi.CreateVolumeRequest) {
 				r.VolumeCapabilities[0].GetMount().VolumeMountGroup = strconv.Itoa(mountGroup)
 			}).up("a")
@@ -224,8 +224,8 @@ var mountRules = []Rule{
 		Needs: needs(createVolume, nodeService, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			v, other := c.volume().up("a"), c.volume().up("a")
-			c.write(filepath.Join(v.targetPath("a"), "mine"), []byte(v.id))
-			if _, err := os.Stat(filepath.Join(other.targetPath("a"), "mine")); err == nil {
+			c.write(filepath.Join(v.targetPath("a"), "csicheck-mine"), []byte(v.id))
+			if _, err := os.Stat(filepath.Join(other.targetPath("a"), "csicheck-mine")); err == nil {
 				c.fail("no file of the one volume in the other", "it is there")
 			}
 		},
@@ -255,13 +255,13 @@ var mountRules = []Rule{
 	{
 		ID: "node.unstage.while-published", Level: Should, Spec: "RPC Interactions",
 		Title: "NodeUnstageVolume does not take a published volume from its pod",
-		Why:   "A CO that lost count asks for it. The pod would write to an empty directory, and its data would be lost.",
+		Why:   "A CO that crashed can send this call. The pod would write to an empty directory, and its data would be lost.",
 		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
 		check: func(c *ruleRun) {
 			v := c.volume().up("a")
-			c.write(filepath.Join(v.targetPath("a"), "data"), []byte(v.id))
+			c.write(filepath.Join(v.targetPath("a"), "csicheck-data"), []byte(v.id))
 			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()) // with whatever code
-			if got, err := os.ReadFile(filepath.Join(v.targetPath("a"), "data")); err != nil || string(got) != v.id {
+			if got, err := os.ReadFile(filepath.Join(v.targetPath("a"), "csicheck-data")); err != nil || string(got) != v.id {
 				c.fail("the pod's file as it was", "%q, %v", got, err)
 			}
 			v.unpublish("a").unstage()
@@ -318,7 +318,7 @@ var mountRules = []Rule{
 				c.excuse("the driver does not publish raw block readonly")
 			}
 			a.ok()
-			if err := writeAt(req.GetTargetPath(), []byte("written")); err == nil {
+			if err := c.run.writeAt(req.GetTargetPath(), []byte("written")); err == nil {
 				c.fail("an error when the device is written", "none")
 			}
 		},
@@ -331,7 +331,7 @@ var mountRules = []Rule{
 		check: func(c *ruleRun) {
 			v := c.volume(block).up("a")
 			data := bytesOf(v.id, mib)
-			if err := writeAt(v.targetPath("a"), data); err != nil {
+			if err := c.run.writeAt(v.targetPath("a"), data); err != nil {
 				c.fail("a device that can be written", "%v", err)
 			}
 			v.unpublish("a").unstage().detach().up("b")
@@ -414,11 +414,11 @@ func (c *ruleRun) growsOnNode(v *volume) {
 }
 
 // writeAt writes to the beginning of a device, and makes it durable.
-func writeAt(path string, data []byte) error { return writeBehind(path, 0, data) }
+func (r *run) writeAt(path string, data []byte) error { return r.writeBehind(path, 0, data) }
 
 // writeBehind is writeAt from an offset on.
-func writeBehind(path string, offset int64, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_SYNC, 0)
+func (r *run) writeBehind(path string, offset int64, data []byte) error {
+	f, err := r.openFile(path, os.O_WRONLY|os.O_SYNC, 0)
 	if err != nil {
 		return err
 	}

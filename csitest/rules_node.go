@@ -185,7 +185,7 @@ var nodeRules = []Rule{
 	{
 		ID: "node.expand.volume-missing", Level: Must, Spec: "NodeExpandVolume",
 		Title: "NodeExpandVolume is NOT_FOUND for a volume that does not exist",
-		Why:   "kubelet takes NOT_FOUND for infeasible, and others for a reason to try again.",
+		Why:   "kubelet treats NOT_FOUND as infeasible, and retries after other codes.",
 		Needs: needs(createVolume, nodeService, nodeExpandVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size)

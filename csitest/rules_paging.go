@@ -33,7 +33,7 @@ func (c *ruleRun) underChurn(page func(token string) (ids []string, next string,
 			}
 		}
 	}
-	c.fail("an end of the list within ten times from the beginning", "ABORTED, or next_token, forever")
+	c.fail("the list completes within ten restarts", "ABORTED, or next_token, forever")
 	return nil
 }
 

@@ -89,7 +89,7 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.expand.in-range", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a volume grows to required_bytes at least and limit_bytes at most",
-		Why:   "limit_bytes is a quota. OUT_OF_RANGE is the answer of a driver that cannot keep within.",
+		Why:   "limit_bytes is a quota. OUT_OF_RANGE is the answer of a driver that cannot stay within the limit.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v, size := c.volume(), 2*c.run.cfg.Size
@@ -107,7 +107,7 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.expand.limit-below-size", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a limit below the volume's size is OUT_OF_RANGE",
-		Why:   "The volume is larger than its limit and must not shrink. OK would say that it is within.",
+		Why:   "The volume is larger than its limit and must not shrink. OK would mean that it is within the limit.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -122,7 +122,7 @@ var rangeRules = []Rule{
 	{
 		ID: "controller.expand.too-large", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a size beyond all storage is OUT_OF_RANGE, and the volume stays as it is",
-		Why:   "external-resizer takes OUT_OF_RANGE for infeasible and lets the user ask for less.",
+		Why:   "external-resizer treats OUT_OF_RANGE as infeasible and lets the user ask for less.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()

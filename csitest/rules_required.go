@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -55,7 +56,8 @@ func required(area, method string, request func(*ruleRun) proto.Message, fields 
 		ID: area + ".required-fields", Level: Must, Spec: method,
 		Title: method + " without a required field is INVALID_ARGUMENT",
 		Why: "The CO learns from INVALID_ARGUMENT that the request itself is wrong and must change. A driver that guesses acts on the " +
-			"wrong object. Each required field is left out of an otherwise valid request.",
+			"wrong object. Each required field is left out of an otherwise valid request, unless the driver deletes files by the path in that field without " +
+			"having created them: an empty one could name the root directory.",
 		Needs: need,
 		check: func(c *ruleRun) {
 			service := "Controller"
@@ -65,14 +67,43 @@ func required(area, method string, request func(*ruleRun) proto.Message, fields 
 				}
 			}
 			good := request(c)
+			path := "/csi.v1." + service + "/" + method
+			var dangerous []string
 			for _, f := range fields {
+				if !c.mayOmit(path, good, protoreflect.Name(f)) {
+					dangerous = append(dangerous, f)
+					continue
+				}
 				req := proto.Clone(good)
 				req.ProtoReflect().Clear(req.ProtoReflect().Descriptor().Fields().ByName(protoreflect.Name(f)))
-				a := c.invoke("/csi.v1."+service+"/"+method, req, newMessage(method+"Response"))
+				a := c.invoke(path, req, newMessage(method+"Response"))
 				if !a.is(codes.InvalidArgument) {
 					c.breach(a.Call, fmt.Sprintf("InvalidArgument: %s is missing", f), a.responseText())
 				}
 			}
+			if len(dangerous) > 0 {
+				c.excuse("%s without %s was not sent: the driver changed files that %s led to and that it had not created", method, strings.Join(dangerous, ", "), dangerous[0])
+			}
 		},
 	}
+}
+
+// mayOmit reports whether a request without the field is safe. A driver that runs something
+// like "rm -rf $target_path/*" without a check would delete everything on the node. With the
+// path of a canary such a driver shows itself.
+func (c *ruleRun) mayOmit(path string, good proto.Message, field protoreflect.Name) bool {
+	isPath := strings.HasSuffix(string(field), "_path")
+	if !isPath && field != "volume_id" && field != "snapshot_id" {
+		return true
+	}
+	k := c.plantCanary()
+	defer k.remove()
+	req := proto.Clone(good).ProtoReflect()
+	fields := req.Descriptor().Fields()
+	req.Set(fields.ByName(field), protoreflect.ValueOfString(k.tree))
+	if isPath && (strings.HasSuffix(path, "/NodeStageVolume") || strings.HasSuffix(path, "/NodePublishVolume")) {
+		req.Set(fields.ByName("volume_id"), protoreflect.ValueOfString(c.name())) // else a correct driver would mount there
+	}
+	c.invoke(path, req.Interface(), newMessage(strings.TrimSuffix(string(req.Descriptor().Name()), "Request")+"Response"))
+	return k.harm() == ""
 }

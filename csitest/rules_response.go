@@ -27,7 +27,7 @@ var responseRules = []Rule{
 	response("plugin-name", "the plugin's name is a domain name", "The name is part of paths, labels and object names in Kubernetes."),
 	response("topology-key", "topology keys are legal, and differ by more than case", "kubelet refuses to register a node with an illegal label."),
 	response("topology-value", "topology values are legal", "kubelet refuses to register a node with an illegal label."),
-	response("capability", "no field is set that needs a capability which is not reported", "A CO ignores what it does not expect: a volume in one zone is taken for one that is everywhere."),
+	response("capability", "no field is set that needs a capability which is not reported", "A CO ignores what it does not expect: a volume in one zone is treated as accessible everywhere."),
 	response("group-snapshot", "the snapshots of a group agree with it", "A group that is ready with members that are not is restored too early."),
 	response("duplicate", "no entry is there twice", "The CO counts and compares."),
 	response("camel-case", "reasons are CamelCase", "They are matched by programs."),

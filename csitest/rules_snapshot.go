@@ -116,7 +116,7 @@ var snapshotRules = []Rule{
 	{
 		ID: "controller.snapshot.get", Level: Must, Spec: "GetSnapshot",
 		Title: "GetSnapshot returns the snapshot, and NOT_FOUND for one that does not exist",
-		Why:   "The code decides whether the CO takes the snapshot for gone, or asks again.",
+		Why:   "The code decides whether the CO treats the snapshot as deleted, or retries.",
 		Needs: needs(createVolume, createSnapshot, getSnapshot),
 		check: func(c *ruleRun) {
 			s := c.volume().snapshot()

@@ -24,7 +24,7 @@ func (c *ruleRun) listSnapshots(req *csi.ListSnapshotsRequest) (all []*csi.Snaps
 			return all
 		}
 	}
-	c.fail("an end", "10000 pages, and next_token is still set")
+	c.fail("the list to end", "10000 pages, and next_token is still set")
 	return nil
 }
 
@@ -118,7 +118,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.list-deleted", Level: Must, Spec: "ListSnapshots",
 		Title: "a snapshot that was deleted is in no list",
-		Why:   "csi-snapshotter takes it for ready, and the restore fails.",
+		Why:   "csi-snapshotter treats the snapshot as ready, and the restore fails.",
 		Needs: needs(createVolume, createSnapshot, listSnapshots),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -261,7 +261,7 @@ var snapshotLifecycleRules = []Rule{
 	{
 		ID: "controller.snapshot.name-too-long", Level: Must, Spec: "Size Limits",
 		Title: "a snapshot's name of more than 128 bytes is INVALID_ARGUMENT",
-		Why:   "A driver that truncates names takes two snapshots for one.",
+		Why:   "A driver that truncates names confuses two snapshots.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			req := c.volume().snapshotRequest()

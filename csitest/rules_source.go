@@ -110,7 +110,7 @@ func (s source) rules() []Rule {
 		{
 			ID: id + "conflict", Level: Must, Spec: "CreateVolume",
 			Title: "a name that is taken by an empty volume is ALREADY_EXISTS for one from a " + s.noun,
-			Why:   "With OK the CO would get an empty volume, which it takes for the data.",
+			Why:   "With OK the CO would get an empty volume in place of the data.",
 			Needs: needs(createVolume, s.need),
 			check: func(c *ruleRun) {
 				v := c.volume()
@@ -122,7 +122,7 @@ func (s source) rules() []Rule {
 		},
 		{
 			ID: id + "source-deleted", Level: Must, Spec: "CreateVolume",
-			Title: "a volume lives on when its " + s.noun + " is deleted, or keeps it from being deleted",
+			Title: "a volume remains usable after its " + s.noun + " is deleted, or prevents the deletion",
 			Why: "A copy that shares blocks with its source loses them with it. A driver whose copies need their source answers " +
 				"FAILED_PRECONDITION when that is to be deleted.",
 			Needs: needs(createVolume, s.need),
@@ -219,7 +219,7 @@ func (v *volume) disk(pod string) string {
 	if v.isBlock() {
 		return v.targetPath(pod)
 	}
-	return filepath.Join(v.targetPath(pod), "data")
+	return filepath.Join(v.targetPath(pod), "csicheck-data")
 }
 
 // fill writes something new, durably, and returns it.
@@ -227,7 +227,7 @@ func (v *volume) fill(pod string) []byte {
 	data := make([]byte, dataSize)
 	chaos := rand.NewChaCha8([32]byte([]byte(v.c.name() + "                                ")[:32]))
 	_, _ = chaos.Read(data) // never fails
-	f, err := os.OpenFile(v.disk(pod), os.O_WRONLY|os.O_CREATE, 0o644)
+	f, err := v.c.run.openFile(v.disk(pod), os.O_WRONLY|os.O_CREATE, 0o644)
 	if err == nil {
 		_, err = f.Write(data)
 		err = errors.Join(err, f.Sync(), f.Close())
@@ -275,7 +275,7 @@ var unsupportedSources = []Rule{
 	{
 		ID: "source.restore.unsupported", Level: Must, Spec: "CreateVolume",
 		Title: "a driver without snapshots refuses a volume from one: INVALID_ARGUMENT",
-		Why:   "An empty volume in place of a restored one is taken for the data.",
+		Why:   "An empty volume in place of a restored one is data loss that goes unnoticed.",
 		Needs: needs(createVolume, without(createSnapshot)),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -286,7 +286,7 @@ var unsupportedSources = []Rule{
 	{
 		ID: "source.clone.unsupported", Level: Must, Spec: "CreateVolume",
 		Title: "a driver that cannot clone refuses a volume from another: INVALID_ARGUMENT",
-		Why:   "An empty volume in place of a clone is taken for the data.",
+		Why:   "An empty volume in place of a clone is data loss that goes unnoticed.",
 		Needs: needs(createVolume, without(cloneVolume)),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -297,7 +297,7 @@ var unsupportedSources = []Rule{
 	{
 		ID: "source.clone.reported", Level: Must, Spec: "Volume",
 		Title: "a clone names its source, also in the answer to a retry",
-		Why:   "Kubernetes takes a volume without content_source for an empty one, deletes it and reports that the driver cannot clone.",
+		Why:   "Kubernetes treats a volume without content_source as empty, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, cloneVolume),
 		check: func(c *ruleRun) {
 			src := c.volume()

@@ -200,7 +200,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.create.empty", Level: Must, Spec: "TopologyRequirement",
 		Title: "accessibility_requirements without requisite and preferred is INVALID_ARGUMENT",
-		Why:   "One of the two is required. A driver that takes it for no requirement may create the volume where no pod can use it.",
+		Why:   "One of the two is required. A driver that ignores it may create the volume where no pod can use it.",
 		Needs: needs(createVolume, volumeTopology),
 		check: func(c *ruleRun) {
 			req := c.createRequest()
@@ -211,7 +211,7 @@ var topologyRules = []Rule{
 	{
 		ID: "topology.list-agrees", Level: Should, Spec: "ListVolumes",
 		Title: "ListVolumes and CreateVolume return the same accessible_topology",
-		Why:   "Two answers about one volume, of which one is wrong.",
+		Why:   "The two responses contradict each other.",
 		Needs: needs(createVolume, volumeTopology, listVolumes),
 		check: func(c *ruleRun) {
 			v := c.volume()

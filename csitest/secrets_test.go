@@ -44,7 +44,7 @@ func TestSecretsInParallel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range report.With(Failed) {
+	for _, x := range report.ResultsWith(Failed) {
 		t.Errorf("%s: %v", x.Rule.ID, x.Failures)
 	}
 	for _, call := range report.Calls {

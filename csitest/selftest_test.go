@@ -158,8 +158,8 @@ func TestNoCallsToCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, x := range report.Results {
-		if x.Outcome != NotRun || x.Missing != FacilityOtherRules {
-			t.Errorf("%s: %s, missing %q", x.Rule.ID, x.Outcome, x.Missing)
+		if x.Outcome != NotRun || x.MissingFacility != FacilityOtherRules {
+			t.Errorf("%s: %s, missing %q", x.Rule.ID, x.Outcome, x.MissingFacility)
 		}
 	}
 }
@@ -198,7 +198,7 @@ func checkDefect(t *testing.T, d defect) {
 		}
 	}
 	if d.breaks == "" && !d.kernel && !d.only {
-		for _, x := range slices.Concat(report.With(NotRun), report.With(DoesNotApply)) {
+		for _, x := range slices.Concat(report.ResultsWith(NotRun), report.ResultsWith(DoesNotApply)) {
 			if elsewhere[x.Rule.ID] == "" && !needsOf(x.Rule, kernelView, twoEndpoints, without(createSnapshot), without(cloneVolume)) {
 				t.Errorf("%s was not tried: %s", x.Rule.ID, x.Reason)
 			}

@@ -37,26 +37,26 @@ type Target struct {
 type Config struct {
 	// Rules selects rules, as for func Rules. Empty: all.
 	Rules []string
-	// Prefix begins every name that is sent to the driver. Default: csicheck- and
+	// Prefix is prepended to every name that is sent to the driver. Default: csicheck- and
 	// random letters.
 	Prefix string
 	// Dir is where a directory for the staging and target paths and for the canaries is
 	// created. The driver must see it under the same path. Default: the directory for
 	// temporary files.
 	Dir string
-	// Parameters are those of a StorageClass, for CreateVolume.
+	// Parameters are sent in CreateVolume, as those of a StorageClass.
 	Parameters map[string]string
-	// MutableParameters are some that the driver accepts in ControllerModifyVolume.
+	// MutableParameters are parameters that the driver accepts in ControllerModifyVolume.
 	MutableParameters map[string]string
 	// Secrets go into every request that has a field for them.
 	Secrets map[string]string
-	// FSType is that of the volumes with a file system. Default: the driver's.
+	// FSType is the file system type of mounted volumes. Default: the driver's.
 	FSType string
-	// Size is that of the volumes, in bytes. Default: 1 GiB.
+	// Size is the volume size in bytes. Default: 1 GiB.
 	Size int64
-	// Kernel means that mounts of the driver are visible to this process, which
+	// CheckMounts means that mounts of the driver are visible to this process, which
 	// may read and write them.
-	Kernel bool
+	CheckMounts bool
 	// ForeignVolumes allows a driver that already has volumes.
 	ForeignVolumes bool
 	// DryRun only asks the driver what it can do; the report lists the rules that
@@ -65,9 +65,9 @@ type Config struct {
 	// CleanupTimeout limits cleaning up after one rule. Default: a
 	// minute.
 	CleanupTimeout time.Duration
-	// Command is what begins the commands in the report. Default: csicheck with
+	// ReproduceCommand is the beginning of every command in the report that reproduces a failure. Default: csicheck with
 	// the endpoint.
-	Command string
+	ReproduceCommand string
 	// Progress is called, from one goroutine at a time, when a rule begins and
 	// when it has ended.
 	Progress func(Progress)

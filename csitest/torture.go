@@ -31,26 +31,26 @@ type TortureConfig struct {
 
 // A TortureProgress is the state of a run.
 type TortureProgress struct {
-	Elapsed     time.Duration
-	Kills       int
-	Calls       int
-	Interrupted int // calls whose outcome was unknown, and that were retried
-	Lives       int // volumes that were created and deleted
-	Checks      int // times that the data of a volume was compared
-	Audits      int // times that all lists were compared with what must be there
+	Elapsed          time.Duration
+	Kills            int
+	Calls            int
+	Interrupted      int // calls whose outcome was unknown, and that were retried
+	VolumesCompleted int // volumes that were created and deleted
+	Checks           int // times that the data of a volume was compared
+	ListComparisons  int // times that all lists were compared with what must be there
 }
 
 // Torture kills the driver with -9 at random moments, while workers call every RPC that
-// it offers: volumes of all kinds and places, empty, restored and cloned, come up, are
+// it offers: volumes of all kinds and places, empty, restored and cloned, are created,
 // written, snapshotted one by one and in groups, expanded, modified, published again,
-// read-only and elsewhere, listed, and go. Of a driver of two processes one is killed or
+// read-only and elsewhere, listed, and deleted. Of a driver of two processes one is killed or
 // both. It demands that
 //
-//   - a call whose outcome is unknown can be retried until it has an outcome, with a
-//     code that the specification allows;
+//   - a call whose outcome is unknown succeeds, or fails with a code that the specification
+//     allows, when the CO retries;
 //   - what was acknowledged exists, once: volumes with their size and their nodes,
-//     snapshots, groups; what was deleted stays away;
-//   - data that was made durable is read again, and what was created from a volume holds
+//     snapshots, groups; deleted objects do not reappear;
+//   - data that was made durable is read again, and a copy of a volume holds
 //     what the volume held at one point in time during the call, the same for all of a group;
 //   - in the end everything can be read and deleted, and no mount, device or
 //     descriptor is left.
@@ -223,7 +223,7 @@ func (t *tortured) strike(c *ruleRun, random *rand.Rand) {
 		if i > 0 {
 			time.Sleep(pause)
 		}
-		if err := c.run.bounce(c.ctx, victims); err != nil {
+		if err := c.run.killAndStart(c.ctx, victims); err != nil {
 			c.fail("the driver starts after kill -9", "%v", err)
 		}
 	}
@@ -236,7 +236,7 @@ func (t *tortured) reportProgress(c *ruleRun) {
 	if t.Progress != nil {
 		t.Progress(TortureProgress{
 			Elapsed: time.Since(t.begin), Kills: int(t.kills.Load()), Calls: c.run.record.count(), Interrupted: int(t.interrupted.Load()),
-			Lives: int(t.lives.Load()), Checks: int(t.checks.Load()), Audits: int(t.audited.Load()),
+			VolumesCompleted: int(t.lives.Load()), Checks: int(t.checks.Load()), ListComparisons: int(t.audited.Load()),
 		})
 	}
 }

@@ -136,12 +136,12 @@ func (v *subject) slot(target string, i int) (path string, offset int64) {
 	if v.isBlock() {
 		return target, int64(i) * (v.c.run.cfg.Size / slots &^ 4095)
 	}
-	return filepath.Join(target, fmt.Sprintf("slot-%02d", i)), 0
+	return filepath.Join(target, fmt.Sprintf("csicheck-slot-%02d", i)), 0
 }
 
 func (v *subject) writeSlot(target string, i int, data []byte) error {
 	path, offset := v.slot(target, i)
-	f, err := os.OpenFile(path, os.O_WRONLY|v.create(), 0o644)
+	f, err := v.c.run.openFile(path, os.O_WRONLY|v.create(), 0o644)
 	if err != nil {
 		return err
 	}

@@ -41,10 +41,10 @@ func TestTortureReference(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			report, last := tortureOf(t, defect{kernel: kernel}, 25)
-			if len(report.With(Passed)) != 1 || len(report.NotCleaned) > 0 {
+			if len(report.ResultsWith(Passed)) != 1 || len(report.NotCleaned) > 0 {
 				t.Fatalf("%v %v %s", report.Results[0].Failures, report.NotCleaned, report.Results[0].Reason)
 			}
-			if last.Kills < 25 || last.Lives == 0 || last.Audits == 0 || kernel && last.Checks == 0 {
+			if last.Kills < 25 || last.VolumesCompleted == 0 || last.ListComparisons == 0 || kernel && last.Checks == 0 {
 				t.Errorf("%+v", last)
 			}
 			done := map[string]bool{}
@@ -165,7 +165,7 @@ func TestTortureDefects(t *testing.T) {
 		t.Run(d.name, func(t *testing.T) {
 			t.Parallel()
 			report, last := tortureOf(t, d.defect, cmp.Or(d.kills, 100))
-			failed := report.With(Failed)
+			failed := report.ResultsWith(Failed)
 			if len(failed) != 1 {
 				t.Fatalf("not found: %+v, %+v", last, report.Results)
 			}

@@ -93,7 +93,7 @@ func (w *worker) pages(page func(token string, also ...codes.Code) (next string,
 				return
 			}
 			if n == 10_000 {
-				w.c.fail("an end of the list", "%d pages, and next_token is still set", n)
+				w.c.fail("the list to end", "%d pages, and next_token is still set", n)
 			}
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -259,7 +258,18 @@ func (v *volume) stagingPath() string {
 		return v.c.mkdir(filepath.Join(plugins, "volumeDevices/staging", v.pv()))
 	}
 	handle := sha256.Sum256([]byte(v.id))
-	return v.c.mkdir(filepath.Join(plugins, v.c.run.info.GetName(), hex.EncodeToString(handle[:]), "globalmount"))
+	return v.c.mkdir(filepath.Join(plugins, v.c.run.driverDir(), hex.EncodeToString(handle[:]), "globalmount"))
+}
+
+// driverDir is the name of the driver as a component of a path: itself, unless it means
+// something else there or in a shell.
+func (r *run) driverDir() string {
+	name := r.info.GetName()
+	if plainName.MatchString(name) {
+		return name
+	}
+	sum := sha256.Sum256([]byte(name))
+	return "driver-" + hex.EncodeToString(sum[:8])
 }
 
 func (v *volume) targetPath(pod string) string {
@@ -281,13 +291,6 @@ func podUID(pod string) string {
 	sum := sha256.Sum256([]byte(pod))
 	h := hex.EncodeToString(sum[:16])
 	return fmt.Sprintf("%s-%s-%s-%s-%s", h[:8], h[8:12], h[12:16], h[16:20], h[20:])
-}
-
-func (c *ruleRun) mkdir(path string) string {
-	if err := os.MkdirAll(path, 0o750); err != nil {
-		panic(fmt.Sprintf("kubelet's directory: %v", err))
-	}
-	return path
 }
 
 // snapshotRequest asks for a new snapshot of v.

@@ -18,22 +18,22 @@ import (
 // Walk takes one volume of each kind through its lifecycle, as kubelet and the sidecars
 // do, and writes each step to out, with a table of times: created, attached,
 // staged, published to two pods, written and read, through kill -9 of the driver if
-// that can be started again, expanded under writes, and down. A kind is "block" or
-// the name of a file system; none at all means what the driver offers.
+// that can be started again, expanded under writes, and deleted. A kind is "block" or
+// the name of a file system; empty: every kind that the driver supports.
 //
-// The report has one result, which failed if anything went wrong on the way.
+// The report has one result, which failed if any step failed.
 func Walk(ctx context.Context, target Target, cfg Config, kinds []string, out io.Writer) (*Report, error) {
 	w := &walk{kinds: kinds, out: out}
 	report, err := checkRules(ctx, target, cfg, []Rule{{
 		ID: "walk", Level: Must, Spec: "RPC Interactions",
-		Title:   "a volume goes from CreateVolume to a pod and back",
+		Title:   "a volume's full lifecycle works",
 		Why:     "That is what every volume of a cluster does.",
 		Needs:   needs(createVolume, nodeService),
 		Timeout: 10 * time.Minute,
 		check:   w.run,
 	}})
 	if report != nil {
-		for _, s := range report.Stopped {
+		for _, s := range report.ExitStates {
 			fmt.Fprintln(out, "  the driver ended:", s)
 		}
 	}

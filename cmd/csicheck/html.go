@@ -68,8 +68,8 @@ func writeHTML(path string, r *csitest.Report) error {
 	var b bytes.Buffer
 	if err := pageTemplate.Execute(&b, map[string]any{
 		"Report": r, "Rules": rules, "OK": r.OK(),
-		"Passed": len(r.With(csitest.Passed)), "Failed": len(r.With(csitest.Failed)) + len(r.With(csitest.Broken)),
-		"NotRun": len(r.With(csitest.NotRun)), "DoesNotApply": len(r.With(csitest.DoesNotApply)),
+		"Passed": len(r.ResultsWith(csitest.Passed)), "Failed": len(r.ResultsWith(csitest.Failed)) + len(r.ResultsWith(csitest.Broken)),
+		"NotRun": len(r.ResultsWith(csitest.NotRun)), "DoesNotApply": len(r.ResultsWith(csitest.DoesNotApply)),
 	}); err != nil {
 		return err
 	}

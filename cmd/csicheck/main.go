@@ -28,7 +28,7 @@ Usage:
   csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
   csicheck -endpoint … walk [ext4 xfs block …]           take a volume of each kind from CreateVolume to two pods
                                                          and back, and print how long each step took
-  csicheck -endpoint … load [-volumes 100] [-clients 10] bring many volumes up and down, and print rates and latencies
+  csicheck -endpoint … load [-volumes 100] [-clients 10] create, publish and delete many volumes, and print rates and latencies
   csicheck -endpoint … -start … torture [-duration 1m] [-kills N] [-seed N] [-workers 4]
                                                          kill -9 the driver at random moments under a mix of
                                                          all RPCs, and check its answers and the data
@@ -37,7 +37,7 @@ Volumes are created, written and deleted: use storage without data that matters.
 Everything created has a name that begins with -prefix, and is removed in the end, also
 after Ctrl-C. Rules that check mounts run as root on the driver's node.
 
-Harmless to the machine: hostile IDs and paths lead to canaries below -dir, and a canary
+Safety for the host: hostile IDs and paths lead to canaries below -dir, and a canary
 that is removed or changed is the finding. What a bad driver does to its own storage is
 not contained.
 
@@ -179,9 +179,9 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	}
 	switch o.kernel {
 	case "yes":
-		o.cfg.Kernel = true
+		o.cfg.CheckMounts = true
 	case "auto":
-		o.cfg.Kernel = runtime.GOOS == "linux" && os.Geteuid() == 0 && strings.HasPrefix(o.target.Endpoint, "unix:")
+		o.cfg.CheckMounts = runtime.GOOS == "linux" && os.Geteuid() == 0 && strings.HasPrefix(o.target.Endpoint, "unix:")
 	case "no":
 	default:
 		return fmt.Errorf("-kernel %q: want yes, no or auto", o.kernel)
@@ -200,12 +200,12 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 			return err
 		}
 	}
-	o.cfg.Command = "csicheck"
+	o.cfg.ReproduceCommand = "csicheck"
 	fs.Visit(func(f *flag.Flag) {
 		switch f.Name {
 		case "rules", "json", "junit", "html", "prefix", "dry-run":
 		default:
-			o.cfg.Command += " -" + f.Name + " " + quote(f.Value.String())
+			o.cfg.ReproduceCommand += " -" + f.Name + " " + quote(f.Value.String())
 		}
 	})
 	return nil

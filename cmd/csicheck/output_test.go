@@ -50,7 +50,7 @@ func sample(t *testing.T) *csitest.Report {
 	report.Results[0].Outcome, report.Results[0].Reason, report.Results[0].Took = csitest.Broken, hostile, 3*time.Microsecond
 	report.Interrupted = true
 	for _, o := range []csitest.Outcome{csitest.Passed, csitest.Failed, csitest.NotRun, csitest.DoesNotApply, csitest.Broken} {
-		if len(report.With(o)) == 0 {
+		if len(report.ResultsWith(o)) == 0 {
 			t.Fatalf("no rule %s", o)
 		}
 	}
@@ -89,7 +89,7 @@ func TestJSON(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for i, x := range r.Results {
-		if j := got.Rules[i]; j.ID != x.Rule.ID || j.Outcome != string(x.Outcome) || j.Flag != flags[x.Missing] || len(j.Failures) != len(x.Failures) {
+		if j := got.Rules[i]; j.ID != x.Rule.ID || j.Outcome != string(x.Outcome) || j.Flag != flags[x.MissingFacility] || len(j.Failures) != len(x.Failures) {
 			t.Errorf("%+v, want %+v", j, x)
 		}
 	}

@@ -74,7 +74,7 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 		}
 		return "\x1b[" + code + "m" + s + "\x1b[0m"
 	}
-	for _, x := range append(r.With(csitest.Broken), r.With(csitest.Failed)...) {
+	for _, x := range append(r.ResultsWith(csitest.Broken), r.ResultsWith(csitest.Failed)...) {
 		mark := paint("31;1", "FAILED "+string(x.Rule.Level))
 		if x.Rule.Level == csitest.Should {
 			mark = paint("33;1", "FAILED SHOULD")
@@ -96,7 +96,7 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 	}
 	printNotRun(w, r)
 	var must, should int
-	for _, x := range r.With(csitest.Failed) {
+	for _, x := range r.ResultsWith(csitest.Failed) {
 		if x.Rule.Level == csitest.Must {
 			must++
 		} else {
@@ -114,17 +114,17 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 		result = "dry run"
 	}
 	fmt.Fprintf(w, "%s %s: %s. %d rules passed, %d MUST and %d SHOULD failed, %d not run, %d do not apply; %d calls in %.1f s\n",
-		r.Driver.GetName(), r.Driver.GetVendorVersion(), result, len(r.With(csitest.Passed)), must, should,
-		len(r.With(csitest.NotRun)), len(r.With(csitest.DoesNotApply)), len(r.Calls), r.Took.Seconds())
+		r.Driver.GetName(), r.Driver.GetVendorVersion(), result, len(r.ResultsWith(csitest.Passed)), must, should,
+		len(r.ResultsWith(csitest.NotRun)), len(r.ResultsWith(csitest.DoesNotApply)), len(r.Calls), r.Took.Seconds())
 }
 
 // printNotRun groups what was not run by what would run it.
 func printNotRun(w io.Writer, r *csitest.Report) {
 	var reasons []string
 	ids := map[string][]string{}
-	for _, x := range r.With(csitest.NotRun) {
+	for _, x := range r.ResultsWith(csitest.NotRun) {
 		reason := x.Reason
-		if f := flags[x.Missing]; f != "" {
+		if f := flags[x.MissingFacility]; f != "" {
 			reason += "; give " + f
 		}
 		if ids[reason] == nil {
@@ -182,7 +182,7 @@ func writeJSON(path string, r *csitest.Report) error {
 	for _, x := range r.Results {
 		j := jsonRule{
 			ID: x.Rule.ID, Level: string(x.Rule.Level), Spec: x.Rule.Spec, Title: x.Rule.Title, Outcome: string(x.Outcome),
-			Reason: x.Reason, Flag: flags[x.Missing], Seconds: x.Took.Seconds(), Calls: x.Calls,
+			Reason: x.Reason, Flag: flags[x.MissingFacility], Seconds: x.Took.Seconds(), Calls: x.Calls,
 		}
 		for _, f := range x.Failures {
 			j.Failures = append(j.Failures, jsonFailure{Got: f.Got, Want: f.Want, Reproduce: f.Reproduce, Text: f.String()})

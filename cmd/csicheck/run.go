@@ -22,7 +22,7 @@ func (o *options) walk(ctx context.Context, kinds []string, stdout io.Writer) (o
 	return o.finished(report, stdout)
 }
 
-// load brings many volumes up and down, and prints how long the calls took.
+// load creates, publishes and deletes many volumes, and prints rates and latencies.
 func (o *options) load(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool, err error) {
 	var l csitest.LoadConfig
 	fs := flag.NewFlagSet("load", flag.ContinueOnError)
@@ -50,7 +50,7 @@ func (o *options) load(ctx context.Context, args []string, stdout, stderr io.Wri
 		fmt.Fprint(stderr, "\r\x1b[K")
 	}
 	fmt.Fprintf(stdout, "%d volumes with %d clients: up in %.2f s (%.1f/s), down in %.2f s (%.1f/s)\n\n", l.Volumes, l.Clients,
-		report.Up.Seconds(), float64(l.Volumes)/report.Up.Seconds(), report.Down.Seconds(), float64(l.Volumes)/report.Down.Seconds())
+		report.CreateDuration.Seconds(), float64(l.Volumes)/report.CreateDuration.Seconds(), report.DeleteDuration.Seconds(), float64(l.Volumes)/report.DeleteDuration.Seconds())
 	fmt.Fprintf(stdout, "%-28s%8s%8s%9s%10s%10s%10s%10s\n", "RPC", "calls", "errors", "per s", "p50 ms", "p90 ms", "p99 ms", "max ms")
 	for _, r := range report.RPCs {
 		fmt.Fprintf(stdout, "%-28s%8d%8d%9.1f%10.1f%10.1f%10.1f%10.1f\n", r.Method, r.Calls, r.Errors, r.Rate,
@@ -75,7 +75,7 @@ func (o *options) finished(r *csitest.Report, stdout io.Writer) (ok bool, err er
 	for _, left := range r.NotCleaned {
 		fmt.Fprintln(stdout, "LEFT BEHIND", left)
 	}
-	return r.OK() && len(r.With(csitest.Passed)) == len(r.Results), o.write(r)
+	return r.OK() && len(r.ResultsWith(csitest.Passed)) == len(r.Results), o.write(r)
 }
 
 // torture kills the driver at random moments under load.
@@ -125,7 +125,7 @@ func (o *options) torture(ctx context.Context, args []string, stdout, stderr io.
 
 func tortureText(p csitest.TortureProgress) string {
 	return fmt.Sprintf("%.0f s: killed %d times, %d calls, %d of them without an outcome, %d volumes created and deleted, data compared %d times, lists %d times",
-		p.Elapsed.Seconds(), p.Kills, p.Calls, p.Interrupted, p.Lives, p.Checks, p.Audits)
+		p.Elapsed.Seconds(), p.Kills, p.Calls, p.Interrupted, p.VolumesCompleted, p.Checks, p.ListComparisons)
 }
 
 // tortureTable prints the calls and their results.

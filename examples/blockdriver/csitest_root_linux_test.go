@@ -34,7 +34,7 @@ func TestRules(t *testing.T) {
 		t.Run(fmt.Sprintf("split=%t", split), func(t *testing.T) {
 			p := newTwoPools(t, "xfs")
 			report, err := csitest.Check(t.Context(), p.target(t, split), csitest.Config{
-				Dir: p.dir, Size: 64 << 20, Kernel: true,
+				Dir: p.dir, Size: 64 << 20, CheckMounts: true,
 				MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
 			})
 			must(t, err)
@@ -46,17 +46,17 @@ func TestRules(t *testing.T) {
 			for _, left := range report.NotCleaned {
 				t.Errorf("left behind: %s", left)
 			}
-			for _, x := range report.With(csitest.NotRun) {
-				if split || x.Missing != csitest.FacilityControllerEndpoint {
+			for _, x := range report.ResultsWith(csitest.NotRun) {
+				if split || x.MissingFacility != csitest.FacilityControllerEndpoint {
 					t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 				}
 			}
-			for _, x := range report.With(csitest.DoesNotApply) { // a refusal would be legal, and is not what is offered
+			for _, x := range report.ResultsWith(csitest.DoesNotApply) { // a refusal would be legal, and is not what is offered
 				if strings.Contains(x.Rule.ID, ".point-in-time.") && !(split && x.Rule.ID == "group.point-in-time.order") {
 					t.Errorf("%s: %s", x.Rule.ID, x.Reason)
 				}
 			}
-			t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
+			t.Logf("%d rules passed in %v", len(report.ResultsWith(csitest.Passed)), report.Took)
 		})
 	}
 }
@@ -68,7 +68,7 @@ func TestRulesOfGrowthOnline(t *testing.T) {
 	gate.Tools(t, "mke2fs", "blkid", "e2fsck", "resize2fs", "mkfs.xfs")
 	for _, kind := range []string{"block", "xfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
-			rule, cfg := "node.expand.grows", csitest.Config{Dir: t.TempDir(), Size: 320 << 20, Kernel: true, FSType: kind} // no xfs is smaller
+			rule, cfg := "node.expand.grows", csitest.Config{Dir: t.TempDir(), Size: 320 << 20, CheckMounts: true, FSType: kind} // no xfs is smaller
 			switch kind {
 			case "block":
 				rule, cfg.FSType = "node.expand.grows-block", ""
@@ -78,7 +78,7 @@ func TestRulesOfGrowthOnline(t *testing.T) {
 			cfg.Rules = []string{rule}
 			report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: startInProcess(t, cfg.Dir)}, cfg)
 			must(t, err)
-			if passed := report.With(csitest.Passed); len(passed) != 1 || passed[0].Rule.ID != rule {
+			if passed := report.ResultsWith(csitest.Passed); len(passed) != 1 || passed[0].Rule.ID != rule {
 				t.Errorf("%+v", report.Results)
 			}
 			grown := 0
@@ -119,7 +119,7 @@ func TestRulesTorture(t *testing.T) {
 			p := newTwoPools(t, x.poolType)
 			target := p.target(t, x.split)
 			report, err := csitest.Torture(t.Context(), target, csitest.Config{
-				Dir: p.dir, Size: x.size, FSType: x.fsType, Kernel: true, MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
+				Dir: p.dir, Size: x.size, FSType: x.fsType, CheckMounts: true, MutableParameters: map[string]string{paramReadAhead: "256", paramDirectIO: "true"},
 			}, csitest.TortureConfig{Kills: kills, Seed: seed, Workers: 4, Progress: func(now csitest.TortureProgress) {
 				if now.Kills%50 == 0 || now.Kills == kills {
 					t.Logf("%+v", now)
@@ -246,9 +246,9 @@ func TestRulesOfBlockDevices(t *testing.T) {
 		t.Run(rule, func(t *testing.T) {
 			dir := t.TempDir()
 			endpoint := inFront(t, dir, startInProcess(t, dir), unary)
-			report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: endpoint}, csitest.Config{Rules: []string{rule}, Dir: dir, Size: 16 << 20, Kernel: true})
+			report, err := csitest.Check(t.Context(), csitest.Target{Endpoint: endpoint}, csitest.Config{Rules: []string{rule}, Dir: dir, Size: 16 << 20, CheckMounts: true})
 			must(t, err)
-			if failed := report.With(csitest.Failed); len(failed) != 1 || failed[0].Rule.ID != rule {
+			if failed := report.ResultsWith(csitest.Failed); len(failed) != 1 || failed[0].Rule.ID != rule {
 				t.Errorf("failed: %v, want %s", failed, rule)
 			}
 		})

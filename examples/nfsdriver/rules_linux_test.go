@@ -28,7 +28,7 @@ func checkRules(t *testing.T, class map[string]string, size int64, role string, 
 		Endpoint:   endpoint,
 		Start:      func() *exec.Cmd { return gate.RoleCommand(t.Context(), role, args...) },
 		SecondNode: "other",
-	}, csitest.Config{Dir: dir, Size: size, Kernel: true, Parameters: class, Progress: func(p csitest.Progress) {
+	}, csitest.Config{Dir: dir, Size: size, CheckMounts: true, Parameters: class, Progress: func(p csitest.Progress) {
 		if p.Result != nil {
 			t.Logf("%d/%d %s: %s after %v", p.Done, p.Total, p.Rule.ID, p.Result.Outcome, p.Result.Took)
 		}
@@ -43,10 +43,10 @@ func checkRules(t *testing.T, class map[string]string, size int64, role string, 
 	for _, left := range report.NotCleaned {
 		t.Errorf("left behind: %s", left)
 	}
-	for _, x := range report.With(csitest.NotRun) {
-		if x.Missing != csitest.FacilityControllerEndpoint {
+	for _, x := range report.ResultsWith(csitest.NotRun) {
+		if x.MissingFacility != csitest.FacilityControllerEndpoint {
 			t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 		}
 	}
-	t.Logf("%d rules passed in %v", len(report.With(csitest.Passed)), report.Took)
+	t.Logf("%d rules passed in %v", len(report.ResultsWith(csitest.Passed)), report.Took)
 }

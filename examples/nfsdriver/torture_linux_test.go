@@ -46,7 +46,7 @@ func tortureRules(t *testing.T, class map[string]string, role string, args ...st
 	report, err := csitest.Torture(t.Context(), csitest.Target{
 		Endpoint: endpoint,
 		Start:    func() *exec.Cmd { return gate.RoleCommand(context.WithoutCancel(t.Context()), role, args...) },
-	}, csitest.Config{Dir: dir, Size: 1 << 20, Kernel: true, Parameters: class}, csitest.TortureConfig{
+	}, csitest.Config{Dir: dir, Size: 1 << 20, CheckMounts: true, Parameters: class}, csitest.TortureConfig{
 		Kills: kills, Seed: seed, Workers: 4, Progress: func(now csitest.TortureProgress) {
 			if now.Kills%50 == 0 || now.Kills == kills {
 				t.Logf("%+v", now)

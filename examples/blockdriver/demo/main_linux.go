@@ -146,7 +146,7 @@ func walk(ctx context.Context, dir, driver string) (left []error, err error) {
 		c.Stdout, c.Stderr = log, log
 		c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		return c
-	}}, csitest.Config{Dir: root, Size: 512 << 20, Kernel: true}, []string{"ext4", "xfs", "block"}, os.Stdout)
+	}}, csitest.Config{Dir: root, Size: 512 << 20, CheckMounts: true}, []string{"ext4", "xfs", "block"}, os.Stdout)
 	if err != nil {
 		return nil, err
 	}

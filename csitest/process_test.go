@@ -35,8 +35,8 @@ func TestDriverThatDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	failed := report.With(Failed)
-	if len(failed) != 1 || failed[0].Rule.ID != "controller.validate.confirms" || len(report.With(Passed)) != 1 {
+	failed := report.ResultsWith(Failed)
+	if len(failed) != 1 || failed[0].Rule.ID != "controller.validate.confirms" || len(report.ResultsWith(Passed)) != 1 {
 		t.Fatalf("%+v", report.Results)
 	}
 	last := failed[0].Failures[len(failed[0].Failures)-1].String()
@@ -66,7 +66,7 @@ func TestTwoProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if failed := report.With(Failed); len(failed) != 1 || failed[0].Rule.ID != "restart.volumes-kept" { // its volumes are in memory
+	if failed := report.ResultsWith(Failed); len(failed) != 1 || failed[0].Rule.ID != "restart.volumes-kept" { // its volumes are in memory
 		t.Errorf("%+v", failed)
 	}
 	if started[node] != 2 || started[controller] != 2 {
@@ -87,11 +87,11 @@ func TestLeaks(t *testing.T) {
 		socket := filepath.Join(socketDir(t), "csi.sock")
 		report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
 			return gate.RoleCommand(t.Context(), "reference", socket, defect)
-		}}, Config{Rules: []string{"leaks.process"}, Size: 1 << 20, Kernel: true})
+		}}, Config{Rules: []string{"leaks.process"}, Size: 1 << 20, CheckMounts: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		failed := report.With(Failed)
+		failed := report.ResultsWith(Failed)
 		if leaks := defect == "leak"; len(failed) == 1 != leaks || leaks && !strings.Contains(failed[0].Failures[0].Got, "descriptors") {
 			t.Errorf("%s: %+v", defect, report.Results)
 		}
@@ -128,7 +128,7 @@ func TestNoUTF8(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.With(Failed)) != 1 {
+	if len(report.ResultsWith(Failed)) != 1 {
 		t.Errorf("%+v", report.Results)
 	}
 }
@@ -143,7 +143,7 @@ func TestTorture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.With(Failed)) != 1 || last.Kills == 0 || last.Calls == 0 {
+	if len(report.ResultsWith(Failed)) != 1 || last.Kills == 0 || last.Calls == 0 {
 		t.Errorf("%+v, %+v", last, report.Results)
 	}
 }

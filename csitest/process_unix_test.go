@@ -48,7 +48,7 @@ func TestDriverWithADaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.With(Failed)) != 1 { // its volumes are in memory
+	if len(report.ResultsWith(Failed)) != 1 { // its volumes are in memory
 		t.Errorf("%+v", report.Results)
 	}
 }
