@@ -67,11 +67,14 @@ func WithRequestID(from func(context.Context) string) Option {
 //
 // Locks belong innermost: after validation, so that an invalid request is not refused
 // as busy, and inside of interceptors that turn errors into plain statuses, which would
-// hide Pending. Several servers may share one table.
+// hide Pending. Several servers may share one table; nil is a table of its own.
 func Interceptor(t *Table, opts ...Option) struct {
 	Unary  grpc.UnaryServerInterceptor
 	Stream grpc.StreamServerInterceptor
 } {
+	if t == nil {
+		t = new(Table)
+	}
 	c := newConfig(opts)
 	return struct {
 		Unary  grpc.UnaryServerInterceptor
