@@ -199,6 +199,18 @@ func TestPanicWithTheRequest(t *testing.T) {
 	}
 }
 
+// Bytes are printed as text, because a secret is found only in a text.
+func TestPanicWithBytes(t *testing.T) {
+	book := &logBook{}
+	interceptor := csiserver.Recovery(book.logger(slog.LevelInfo))
+	req := publishRequest()
+	req.Secrets = map[string]string{"key": "correct horse"}
+	_, err := interceptor.Unary(t.Context(), req, publishInfo, func(context.Context, any) (any, error) { panic([]byte("key correct horse")) })
+	if lines := book.lines(t, "rpc panicked"); err == nil || len(lines) != 1 || lines[0]["panic"] != "key ***stripped***" {
+		t.Errorf("%v: %s", err, book)
+	}
+}
+
 func TestChecks(t *testing.T) {
 	bad := &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1"}
 	for _, tt := range []struct {

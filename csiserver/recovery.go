@@ -147,6 +147,8 @@ func panicText(value any, redactKeys []string) string {
 		return "panic(nil) or runtime.Goexit"
 	case proto.Message:
 		return csispec.Redact(v, redactKeys...).String()
+	case []byte: // as numbers, a secret in it would not be found
+		return string(v)
 	}
 	return fmt.Sprint(value)
 }

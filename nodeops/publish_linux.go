@@ -23,6 +23,9 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	if err != nil {
 		return err
 	}
+	if target == staging { // the staging mount would be taken for an earlier publication
+		return conflict("the target path is the staging path", nil)
+	}
 	// One lookup per path, not a search in a table of thousands.
 	staged, err := mountapi.At(staging)
 	if err != nil {

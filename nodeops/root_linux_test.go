@@ -1110,6 +1110,17 @@ func TestReadOnlyStage(t *testing.T) {
 	})
 }
 
+// The staging mount is not a publication: its unpublish would unmount the stage.
+func TestPublishAtTheStagingPath(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	f.mustStage("ext4")
+	link := filepath.Join(f.pods, "link")
+	ok(t, os.Symlink(filepath.Dir(f.staging), link))
+	for _, target := range []string{f.staging, filepath.Join(link, filepath.Base(f.staging))} {
+		wantKind(t, f.publish("", func(r *PublishFilesystemRequest) { r.TargetPath = target }), KindConflict, "is the staging path")
+	}
+}
+
 // A staging path that shows a part of the volume must not be published.
 func TestPublishNeedsTheRoot(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {

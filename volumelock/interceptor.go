@@ -67,11 +67,15 @@ func WithRequestID(from func(context.Context) string) Option {
 //
 // Add this interceptor last (closest to the handler): after validation, so that an invalid
 // request is not refused as busy, and inside of interceptors that turn errors into plain
-// statuses, which would hide Pending. Several servers may share one table.
+// statuses, which would hide Pending. Several servers may share one table; for a nil t the
+// interceptor has a table of its own.
 func Interceptor(t *Table, opts ...Option) struct {
 	Unary  grpc.UnaryServerInterceptor
 	Stream grpc.StreamServerInterceptor
 } {
+	if t == nil {
+		t = new(Table)
+	}
 	c := newConfig(opts)
 	return struct {
 		Unary  grpc.UnaryServerInterceptor

@@ -549,3 +549,11 @@ func TestStreamInterceptor(t *testing.T) {
 	}
 	close(pending.pending)
 }
+
+func TestInterceptorWithoutTable(t *testing.T) {
+	_, err := volumelock.Interceptor(nil).Unary(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "v", StagingTargetPath: "/s"},
+		&grpc.UnaryServerInfo{FullMethod: "/csi.v1.Node/NodeStageVolume"}, func(context.Context, any) (any, error) { return nil, nil })
+	if err != nil {
+		t.Error(err)
+	}
+}
