@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // logText is a log that can be read while it is written.
@@ -45,8 +46,14 @@ func TestHealth(t *testing.T) {
 func TestHealthBeforeRegistration(t *testing.T) {
 	registry := t.TempDir()
 	get := health(t, "-mode", "node", "-node-id", "node", "-register", "/kubelet/csi.sock", "-registration-dir", registry)
-	const text = "registration: not registered with kubelet (offered): kubelet has not registered the driver yet"
-	for body := get("/readyz"); body != text; body = get("/readyz") { // or the test times out
+	const text = "registration: not registered with kubelet (awaiting_kubelet): kubelet has not registered the driver yet"
+	late := time.After(time.Minute)
+	for body := get("/readyz"); body != text; body = get("/readyz") {
+		select {
+		case <-late:
+			t.Fatalf("readyz: %s, want %s", body, text)
+		default:
+		}
 		if !strings.Contains(body, "registration: not registered with kubelet (") {
 			t.Fatalf("readyz: %s", body)
 		}
