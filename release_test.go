@@ -66,6 +66,7 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	refused("no version", "want a version", "CHECK=true", "1.0")
+	refused("a major version that the module paths lack", "want a version", "CHECK=true", "v2.0.0")
 	if err := os.WriteFile(clone+"/new", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

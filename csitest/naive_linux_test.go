@@ -498,7 +498,7 @@ func outside(pool string) map[string]string {
 
 func naiveCheck(endpoint string, kind naiveKind, rules ...string) (*Report, error) {
 	return Check(context.Background(), Target{Endpoint: endpoint, SecondNode: "other"}, Config{
-		Dir: "/csi", Rules: rules, CheckMounts: kind.checkMounts, Size: 1 << 20, CleanupTimeout: time.Second, patience: 10 * time.Millisecond,
+		Dir: "/csi", Rules: rules, CheckMounts: kind.checkMounts, Size: 1 << 20, CleanupTimeout: time.Second, listTimeout: 10 * time.Millisecond,
 	})
 }
 

@@ -74,7 +74,7 @@ func (c *ruleRun) trial(part func()) (ended any, failures []Failure) {
 
 // waits some time, unless the timeout is over.
 func (c *ruleRun) waits(begin time.Time) bool {
-	if time.Since(begin) > cmp.Or(c.run.cfg.patience, listPatience) {
+	if time.Since(begin) > cmp.Or(c.run.cfg.listTimeout, listTimeout) {
 		return false
 	}
 	select {
@@ -85,9 +85,9 @@ func (c *ruleRun) waits(begin time.Time) bool {
 	}
 }
 
-// listPatience is how far a list may lag behind the calls that changed it. The
+// listTimeout is how far a list may lag behind the calls that changed it. The
 // specification says nothing about it; distributed stores are eventually consistent.
-const listPatience = 10 * time.Second
+const listTimeout = 10 * time.Second
 
 var listRules = []Rule{
 	{

@@ -72,7 +72,7 @@ type Config struct {
 	// when it has ended.
 	Progress func(Progress)
 
-	patience time.Duration // of tests, in place of listPatience
+	listTimeout time.Duration // of tests, in place of the constant
 }
 
 // A Progress is the state of a run.

@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// patience is how many kills one call survives; then it is left in peace, and has to
+// maxKillsPerCall is the number of kills after which a call is not killed again, and has to
 // end: a call that takes longer than the time between two kills is no fault.
-const patience = 12
+const maxKillsPerCall = 12
 
 // again calls until the outcome is known, and demands OK or one of the other codes.
 func again[Req, Resp any](w *worker, rpc func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req, also ...codes.Code) answer[Resp] {
@@ -37,14 +37,14 @@ func again[Req, Resp any](w *worker, rpc func(context.Context, *Req, ...grpc.Cal
 		case w.c.ctx.Err() != nil:
 			a.wrong("an answer within the time")
 		case !calm.IsZero() && time.Since(calm) > callTimeout:
-			w.c.breach(a.Call, fmt.Sprintf("an end of the call, which was killed %d times and then repeated for %s without a kill", patience, callTimeout), a.responseText()+w.c.history(a.Volume))
+			w.c.breach(a.Call, fmt.Sprintf("an end of the call, which was killed %d times and then repeated for %s without a kill", maxKillsPerCall, callTimeout), a.responseText()+w.c.history(a.Volume))
 			panic(stop{})
 		}
 		if w.failed.Load() {
 			panic(stop{}) // of another one
 		}
 		w.interrupted.Add(1)
-		if calm.IsZero() && w.kills.Load()-kills >= patience {
+		if calm.IsZero() && w.kills.Load()-kills >= maxKillsPerCall {
 			w.calm.RLock()
 			calm = time.Now()
 		}

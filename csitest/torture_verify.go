@@ -180,7 +180,7 @@ func (w *worker) covers(s *snap, base *past, read func() ([]*csi.BlockMetadata, 
 			w.c.fail("a stream that ends with OK", "%v", err)
 		}
 		w.interrupted.Add(1)
-		if w.kills.Load()-kills > patience {
+		if w.kills.Load()-kills > maxKillsPerCall {
 			return
 		}
 		time.Sleep(20 * time.Millisecond)

@@ -6,7 +6,8 @@ cd "$(dirname "$0")/.."
 apidiff='golang.org/x/exp/cmd/apidiff@v0.0.0-20261014143641-f0251eb4aa3e'
 modules='. nodeops/fastmount'
 
-tag=$(git tag --merged HEAD --sort=-v:refname -l 'v[0-9]*' | head -n 1)
+# A pre-release comes before its release.
+tag=$(git -c versionsort.suffix=- tag --merged HEAD --sort=-v:refname -l 'v[0-9]*' | head -n 1)
 [ -n "$tag" ] || {
 	echo "api: no tag yet, nothing to compare with"
 	exit 0

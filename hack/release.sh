@@ -10,8 +10,8 @@ version=${1-}
 modules='nodeops/fastmount examples/blockdriver examples/nfsdriver'
 
 fail() { echo "release: $*" >&2; exit 1; }
-echo "$version" | grep -Eqx 'v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?' ||
-	fail "VERSION is '$version', want a version such as v0.1.0"
+echo "$version" | grep -Eqx 'v[01]\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?' ||
+	fail "VERSION is '$version', want a version such as v0.1.0; v2 needs /v2 in the module paths"
 [ -z "$(git status --porcelain)" ] || fail "the work tree is not clean: commit or stash first"
 tags=$version
 for m in $modules; do tags="$tags $m/$version"; done

@@ -133,6 +133,8 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 			return err
 		}
 		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
+		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
+			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
 	}
 	beside = append(beside, csiserver.WithHealth(cfg.http, server.Health(sections...)))
 	lis, err := csiserver.Listen(cfg.endpoint)

@@ -197,6 +197,37 @@ func TestHealth(t *testing.T) {
 	must(t, <-done)
 }
 
+// A node plugin that kubelet has not registered is healthy and not ready.
+func TestHealthBeforeRegistration(t *testing.T) {
+	dir, err := os.MkdirTemp("", "nfs")
+	must(t, err)
+	defer os.RemoveAll(dir)
+	must(t, os.Mkdir(filepath.Join(dir, "registry"), 0o755))
+	cfg, err := parseConfig([]string{"-endpoint", "unix://" + dir + "/csi.sock", "-mode", "node", "-node-id", "n", "-http", "127.0.0.1:0",
+		"-register", "/kubelet/csi.sock", "-registration-dir", dir + "/registry"}, func(string) string { return "" }, io.Discard)
+	must(t, err)
+	done, log := make(chan error, 1), &logText{}
+	ctx, stop := context.WithCancel(t.Context())
+	go func() { done <- drive(ctx, cfg, newLogger(cfg, log)) }()
+	serving := regexp.MustCompile(`"serving health[^"]*" http=(\S+)`)
+	for !serving.MatchString(log.String()) && len(done) == 0 {
+		runtime.Gosched()
+	}
+	for page, want := range map[string]string{"/healthz": "ok", "/readyz": "registration: not registered with kubelet", "/debug": "registration: 1\n"} {
+		resp, err := http.Get("http://" + serving.FindStringSubmatch(log.String())[1] + page)
+		must(t, err)
+		body, err := io.ReadAll(resp.Body)
+		must(t, err)
+		resp.Body.Close()
+		if !strings.Contains(string(body), want) {
+			t.Errorf("%s: %s", page, body)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	stop()
+	must(t, <-done)
+}
+
 // What is busy when its volume is deleted is deleted when it is no longer busy, without
 // another call.
 func TestBusyTrash(t *testing.T) {
