@@ -107,7 +107,7 @@ var errNotReturned = errors.New("did not return: it panicked or called runtime.G
 // joined error has others.
 func isErrorOf(ctx context.Context, err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
-		if err == ctx.Err() {
+		if err == ctx.Err() { //nolint:errorlint // errors.Is would also find it in a joined error
 			return true
 		}
 	}
