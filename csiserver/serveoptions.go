@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
+	"log" //nolint:depguard // http.Server.ErrorLog has this type
 	"log/slog"
 	"net"
 	"net/http"
@@ -105,7 +105,7 @@ var errNotReturned = errors.New("did not return: it panicked or called runtime.G
 // joined error has others.
 func isErrorOf(ctx context.Context, err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
-		if err == ctx.Err() {
+		if err == ctx.Err() { //nolint:errorlint // errors.Is follows joined errors too
 			return true
 		}
 	}
