@@ -21,7 +21,7 @@ var roles []gate.Option
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("test.parallel", "8") // many defects are waited for; the command line goes first
-	gate.Main(m, append(roles, gate.Role("reference", referenceProcess))...)
+	gate.Main(m, append(roles, gate.WithRole("reference", referenceProcess))...)
 }
 
 // referenceProcess is the reference driver as a program: its arguments are the socket

@@ -512,4 +512,4 @@ func naiveDelete(endpoint, id string) error {
 	return err
 }
 
-func init() { roles = append(roles, gate.Role("naive", naiveMain)) }
+func init() { roles = append(roles, gate.WithRole("naive", naiveMain)) }

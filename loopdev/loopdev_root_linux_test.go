@@ -23,7 +23,7 @@ import (
 const mib = 1 << 20
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.Role("attach", func() {
+	gate.Main(m, gate.WithRole("attach", func() {
 		// Starts when standard input ends, so that several start simultaneously.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		d, err := loopdev.Attach(context.Background(), os.Args[1])
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		fmt.Println(d.Path)
-	}), gate.Role("hold lock", func() {
+	}), gate.WithRole("hold lock", func() {
 		f, err := os.Open(os.Args[1])
 		if err == nil {
 			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)

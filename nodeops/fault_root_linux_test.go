@@ -24,7 +24,7 @@ import (
 )
 
 func init() {
-	roles = append(roles, gate.Role("serve", serveRole))
+	roles = append(roles, gate.WithRole("serve", serveRole))
 }
 
 // faultRequest is a request to serveRole: the field that is set.

@@ -349,7 +349,7 @@ func TestMaxFormats(t *testing.T) {
 }
 
 func init() {
-	roles = append(roles, gate.Role("stage", stageRole))
+	roles = append(roles, gate.WithRole("stage", stageRole))
 }
 
 // stageRole is a driver that stages one volume: device, staging path, type. It

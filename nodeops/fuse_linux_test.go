@@ -99,7 +99,7 @@ func mountFuse(t testing.TB, path string) *fuse {
 	return f
 }
 
-func init() { roles = append(roles, gate.Role("fuse", fuseRole)) }
+func init() { roles = append(roles, gate.WithRole("fuse", fuseRole)) }
 
 // fuseRole serves the file system of the device that is its descriptor 3. It ends with its
 // input, or after a timeout.

@@ -234,7 +234,7 @@ func TestShareHelperThatHangs(t *testing.T) {
 }
 
 func init() {
-	roles = append(roles, gate.Role("publish", func() {
+	roles = append(roles, gate.WithRole("publish", func() {
 		n, err := New(Config{})
 		if err == nil {
 			err = n.PublishShare(context.Background(), PublishShareRequest{VolumeID: "v", Source: "server:/share", FSType: "tmpfs", TargetPath: os.Args[1]})
@@ -295,7 +295,7 @@ func TestStaleShareIsReplaced(t *testing.T) {
 	}
 }
 
-func init() { roles = append(roles, gate.Role("mount.fuse", mountFuseRole)) }
+func init() { roles = append(roles, gate.WithRole("mount.fuse", mountFuseRole)) }
 
 // mountFuseRole is a mount helper that is also the server of its file system. It ends with
 // its input.

@@ -24,7 +24,7 @@ import (
 const name = "test.csikit.dev"
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.Role("driver", driverProcess))
+	gate.Main(m, gate.WithRole("driver", driverProcess))
 }
 
 // driverProcess is a driver with the arguments registration directory, CSI socket

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func TestMain(m *testing.M) { gate.Main(m, gate.Role("driver", driverProcess)) }
+func TestMain(m *testing.M) { gate.Main(m, gate.WithRole("driver", driverProcess)) }
 
 // driverProcess is a driver as a program: its argument is the socket.
 func driverProcess() {

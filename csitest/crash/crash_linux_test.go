@@ -26,8 +26,8 @@ import (
 
 func TestMain(m *testing.M) {
 	gate.Main(m,
-		gate.Role("driver", driver),
-		gate.Role("parent", func() { // starts a traced process and waits
+		gate.WithRole("driver", driver),
+		gate.WithRole("parent", func() { // starts a traced process and waits
 			p, err := crash.Start(exec.Command("sleep", "1000"))
 			if err != nil {
 				fmt.Println(err)

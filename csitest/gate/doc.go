@@ -25,7 +25,7 @@
 // cannot go green by skipping what it was set up to run. An unknown word in it
 // fails the run.
 //
-// [Role] and [RoleCommand] let the test binary double as another program, such
+// [WithRole] and [RoleCommand] let the test binary double as another program, such
 // as a driver to be killed.
 //
 // # When not to use it

@@ -13,7 +13,7 @@ import (
 // A package whose tests mount something hands TestMain over to Main.
 func ExampleMain() {
 	_ = func(m *testing.M) { // TestMain
-		gate.Main(m, gate.Role("driver", func() { fmt.Println("I am the driver now") }))
+		gate.Main(m, gate.WithRole("driver", func() { fmt.Println("I am the driver now") }))
 	}
 }
 

@@ -33,11 +33,11 @@ type optionFunc func(*config)
 
 func (f optionFunc) apply(c *config) { f(c) }
 
-// Role lets the test binary double as the program fn: started by RoleCommand
+// WithRole lets the test binary double as the program fn: started by RoleCommand
 // with this name, Main calls fn instead of the tests and exits with 0 when it
 // returns. fn finds its arguments in os.Args[1:] and fails by os.Exit. A role
 // runs in the namespaces of the process that started it.
-func Role(name string, fn func()) Option {
+func WithRole(name string, fn func()) Option {
 	return optionFunc(func(c *config) { c.roles[name] = fn })
 }
 

@@ -13,7 +13,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.Role("echo", func() {
+	gate.Main(m, gate.WithRole("echo", func() {
 		fmt.Println(strings.Join(os.Args[1:], " "))
 		if len(os.Args) > 1 && os.Args[1] == "fail" {
 			os.Exit(7)

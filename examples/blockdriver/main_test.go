@@ -6,4 +6,4 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 )
 
-func TestMain(m *testing.M) { gate.Main(m, gate.Role("blockdriver", main)) }
+func TestMain(m *testing.M) { gate.Main(m, gate.WithRole("blockdriver", main)) }

@@ -112,7 +112,7 @@ func TestCopyTreeResumed(t *testing.T) {
 	must(t, copyDir(t.TempDir(), src, func(int64, int64) { steps++ }))
 	for n := range steps {
 		dst := t.TempDir()
-		cutOff(dst, src, n)
+		interruptAt(dst, src, n)
 		switch n % 4 { // a different file each time, and one that may be copied already
 		case 1:
 			must(t, os.WriteFile(filepath.Join(src, "plain"), fmt.Append(nil, "changed ", n), 0o600))
@@ -133,7 +133,7 @@ func TestCopyTreeResumed(t *testing.T) {
 			must(t, os.WriteFile(file, nil, 0o600))
 			_ = unix.Removexattr(file, "system.posix_acl_access")
 		}
-		cutOff(dst, src, n+1)
+		interruptAt(dst, src, n+1)
 		want := describe(t, src)
 		must(t, copyDir(dst, src, func(int64, int64) {}))
 		compareTrees(t, describe(t, dst), want)
@@ -183,8 +183,8 @@ func copyDir(dst, src string, progress func(files, bytes int64)) error {
 	return err
 }
 
-// cutOff ends a copy at its n-th step without any of what follows.
-func cutOff(dst, src string, n int) {
+// interruptAt ends a copy at its n-th step without any of what follows.
+func interruptAt(dst, src string, n int) {
 	defer func() { _ = recover() }()
 	copyDir(dst, src, func(int64, int64) {
 		if n--; n < 0 {

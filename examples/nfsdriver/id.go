@@ -99,7 +99,7 @@ func (r snapshotRef) place() string { return r.export.String() + separator + r.K
 // read the records. It mounts what is at the path.
 //
 // A text is an ID only if it equals what the encoder returns for its fields: a path has
-// only one spelling, and cannot leave the export.
+// only one canonical form, and cannot leave the export.
 const (
 	volumeKind   = "vol1"
 	digestKind   = "vol1d"

@@ -7,5 +7,5 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.Role("nfsdriver", main), gate.Role("localdriver", localMain), gate.Role("holder", holderMain))
+	gate.Main(m, gate.WithRole("nfsdriver", main), gate.WithRole("localdriver", localMain), gate.WithRole("holder", holderMain))
 }

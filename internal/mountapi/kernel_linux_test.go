@@ -156,7 +156,7 @@ func TestNativeCallsAreUsed(t *testing.T) {
 	}
 }
 
-var roles = []gate.Option{gate.Role("filtered", filtered)}
+var roles = []gate.Option{gate.WithRole("filtered", filtered)}
 
 // A seccomp filter counts as an older kernel, whatever errno it answers with.
 func TestSeccomp(t *testing.T) {

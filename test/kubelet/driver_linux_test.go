@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "50"); err != nil {
 		panic(err)
 	}
-	gate.Main(m, gate.Role("driver", func() {
+	gate.Main(m, gate.WithRole("driver", func() {
 		i, err := newInstance(os.Args[1], os.Args[2], os.Args[3])
 		if err == nil {
 			err = i.run(context.Background())
