@@ -101,9 +101,25 @@ func (c *ruleRun) mayOmit(path string, good proto.Message, field protoreflect.Na
 	req := proto.Clone(good).ProtoReflect()
 	fields := req.Descriptor().Fields()
 	req.Set(fields.ByName(field), protoreflect.ValueOfString(k.tree))
-	if isPath && (strings.HasSuffix(path, "/NodeStageVolume") || strings.HasSuffix(path, "/NodePublishVolume")) {
-		req.Set(fields.ByName("volume_id"), protoreflect.ValueOfString(c.name())) // else a correct driver would mount there
+	var undo func() // a driver that needs only volume_context mounts an unknown volume, and may
+	if isPath {
+		id := c.name() // else any driver would mount there
+		switch {
+		case strings.HasSuffix(path, "/NodeStageVolume"):
+			req.Set(fields.ByName("volume_id"), protoreflect.ValueOfString(id))
+			undo = func() {
+				send(c, c.Node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: k.tree})
+			}
+		case strings.HasSuffix(path, "/NodePublishVolume"):
+			req.Set(fields.ByName("volume_id"), protoreflect.ValueOfString(id))
+			undo = func() {
+				send(c, c.Node.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: id, TargetPath: k.tree})
+			}
+		}
 	}
 	c.invoke(path, req.Interface(), newMessage(strings.TrimSuffix(string(req.Descriptor().Name()), "Request")+"Response"))
+	if undo != nil && c.run.mountBelow(k.tree) != "" {
+		undo()
+	}
 	return k.harm() == ""
 }

@@ -99,6 +99,6 @@ func TestEphemeralIsRefused(t *testing.T) {
 				AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
 			},
 		}, grpc.WaitForReady(true))
-		refused(t, err, codes.FailedPrecondition, "Ephemeral inline volumes, which Kubernetes does not stage, are not offered: use a claim")
+		refused(t, err, codes.FailedPrecondition, "Kubernetes does not stage an inline ephemeral volume")
 	}
 }

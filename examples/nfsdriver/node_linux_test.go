@@ -56,7 +56,7 @@ func TestPublish(t *testing.T) {
 	}
 	must(t, c.stats(v, "a"))
 	refused(t, c.publish(v, "a", readOnly), codes.AlreadyExists, "ro")
-	refused(t, c.publish(v, "d", mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)), codes.FailedPrecondition, "published once")
+	refused(t, c.publish(v, "d", mode(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)), codes.FailedPrecondition, "allows one target path")
 	for range 2 {
 		must(t, errors.Join(c.unpublish(v, "a"), c.unpublish(v, "b"), c.unpublish(v, "c"), c.unpublish(v, "d")))
 	}
