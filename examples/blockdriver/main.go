@@ -142,7 +142,7 @@ func runLocked(ctx context.Context, args []string, getenv func(string) string, s
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pools.String(), "node_id", cfg.nodeID, "version", version)
+	log.Info("starting", "endpoint", cfg.endpoint, "mode", cfg.mode, "pool", cfg.pools.String(), "node_id", cfg.nodeID, "version", version)
 	return server.Serve(ctx, lis, beside...)
 }
 

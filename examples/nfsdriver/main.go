@@ -141,7 +141,7 @@ func drive(ctx context.Context, cfg config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	log.Info("serving", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", version)
+	log.Info("starting", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", version)
 	return server.Serve(ctx, lis, beside...)
 }
 
