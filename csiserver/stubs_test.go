@@ -71,6 +71,9 @@ func TestIsStub(t *testing.T) {
 // TestPromisedCalls compares the tables with the specification: the section of each
 // RPC says for which capability it must be implemented.
 func TestPromisedCalls(t *testing.T) {
+	if _, err := os.Stat("stubs.go"); err != nil {
+		t.Skip("not run in the directory of the package, so the go command does not find the spec module")
+	}
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/container-storage-interface/spec").Output()
 	if err != nil {
 		t.Fatal(err)

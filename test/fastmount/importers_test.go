@@ -35,6 +35,9 @@ func main() {
 // A driver that adds fastmount keeps the versions of the CSI spec and of mount-utils that
 // it has, from mount-utils 0.28 on.
 func TestImportersKeepTheirVersions(t *testing.T) {
+	if _, err := os.Stat("importers_test.go"); err != nil {
+		t.Skip("not run in the directory of the package, so the go command does not find the modules")
+	}
 	newest := strings.TrimSpace(goTool(t, ".", "list", "-m", "-f", "{{.Version}}", "k8s.io/mount-utils"))
 	module, err := filepath.Abs("../../nodeops/fastmount")
 	if err != nil {
