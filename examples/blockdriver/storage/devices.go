@@ -1,0 +1,35 @@
+package storage
+
+import (
+	"context"
+
+	"github.com/csikit/csikit/nodeops"
+)
+
+// Devices is the storage as a node uses it: how a volume becomes a block device there. It
+// runs on nodes without a controller, and needs no connection to one. Every method is
+// idempotent and safe for concurrent use; the driver calls none concurrently with another
+// one for the same volume, except Find. Errors are as those of [Backend].
+type Devices interface {
+	// Attach makes the device of the volume appear, and returns it. It is called at each
+	// stage and publish. Set the serial number, WWID or size that you know: it is
+	// checked on the open device before anything is written. An attachment that has
+	// ended, because the volume was detached from this node, is csierr.Precondition.
+	Attach(ctx context.Context, a DeviceRequest) (nodeops.Device, error)
+	// Find returns the device of a volume that is attached on this node, with its present
+	// size, or csierr.NotFound. It is also called when the CO asks for the volume's usage
+	// (kubelet: every minute), which is when a changed setting can be applied.
+	Find(ctx context.Context, volumeID string) (nodeops.Device, error)
+	// Detach removes the device. Nothing uses it any more. It is a no-op if there is none.
+	Detach(ctx context.Context, volumeID string) error
+	// Rescan makes the device as large as the volume is after ExpandVolume.
+	Rescan(ctx context.Context, volumeID string) error
+}
+
+// DeviceRequest is what a node knows of a volume.
+type DeviceRequest struct {
+	VolumeID       string
+	PublishContext map[string]string // what Backend.AttachVolume returned
+	VolumeContext  map[string]string // Volume.Context
+	Secrets        map[string]string // of the stage or publish
+}

@@ -1,0 +1,131 @@
+package storage
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// Snapshotter is a [Backend] with snapshots.
+type Snapshotter interface {
+	// CreateSnapshot creates the snapshot, or returns the one with this name if
+	// [Snapshot.Matches] s. It returns after the point in time of the snapshot. A volume
+	// that is attached needs an atomic snapshot, or is [ErrInUse].
+	CreateSnapshot(ctx context.Context, s SnapshotSpec) (Snapshot, error)
+	// DeleteSnapshot deletes the snapshot. Its source and the volumes created from it stay.
+	// It is a no-op for a snapshot that does not exist.
+	DeleteSnapshot(ctx context.Context, id string) error
+	// GetSnapshot returns csierr.NotFound for a snapshot that does not exist.
+	GetSnapshot(ctx context.Context, id string) (Snapshot, error)
+	// ListSnapshots is as ListVolumes, for the snapshots of one volume, or for all if
+	// sourceVolumeID is empty.
+	ListSnapshots(ctx context.Context, sourceVolumeID, after string, limit int) (page []Snapshot, next string, err error)
+	// RestoreSnapshot is CreateVolume with the data of the snapshot s.Source.SnapshotID; the
+	// volume may be larger. One that takes longer than ctx is in progress: see
+	// blocking.PendingError.
+	RestoreSnapshot(ctx context.Context, s VolumeSpec) (Volume, error)
+}
+
+// Cloner is a [Backend] that copies volumes.
+type Cloner interface {
+	// CloneVolume is CreateVolume with the data of the volume s.Source.VolumeID, as
+	// RestoreSnapshot of [Snapshotter]. A source that is attached needs an atomic copy, or is
+	// [ErrInUse].
+	CloneVolume(ctx context.Context, s VolumeSpec) (Volume, error)
+}
+
+// Modifier is a [Backend] whose volumes have parameters that a VolumeAttributesClass
+// changes. Its CreateVolume accepts VolumeSpec.Mutable.
+type Modifier interface {
+	// CheckMutable returns csierr.Invalid for parameters that are unknown or have values
+	// that are not possible.
+	CheckMutable(parameters map[string]string) error
+	// ModifyVolume changes the parameters that are given, which CheckMutable has accepted.
+	ModifyVolume(ctx context.Context, id string, parameters map[string]string) error
+}
+
+// GroupSnapshotter is a [Snapshotter] that takes snapshots of several volumes at one point
+// in time.
+type GroupSnapshotter interface {
+	Snapshotter
+	// CreateGroup creates the snapshots, or returns the group with this name. Where one
+	// point in time is not possible it is [ErrInUse].
+	CreateGroup(ctx context.Context, s GroupSpec) (Group, error)
+	// DeleteGroup deletes the group and its snapshots, which snapshotIDs lists if it is
+	// not empty. It is a no-op for a group that does not exist.
+	DeleteGroup(ctx context.Context, id string, snapshotIDs []string) error
+	// GetGroup returns csierr.NotFound for a group that does not exist.
+	GetGroup(ctx context.Context, id string, snapshotIDs []string) (Group, error)
+}
+
+// ChangedBlocks is a [Snapshotter] that lists the blocks of its snapshots.
+type ChangedBlocks interface {
+	Snapshotter
+	// Blocks calls each for all ranges of the snapshot that hold data, or with a baseID for
+	// those that differ from that snapshot: in order, from the offset from. An error of
+	// each ends it and is returned unchanged.
+	Blocks(ctx context.Context, baseID, id string, from int64, each func(at, size int64) error) error
+}
+
+// HealthReporter finds what is wrong with a volume. A [Backend] may be one, and so may
+// [Devices], which then sees what the node sees.
+type HealthReporter interface {
+	// CheckVolume examines the storage itself, not what is remembered of it. No problem is an
+	// empty list; a volume that does not exist is csierr.NotFound.
+	CheckVolume(ctx context.Context, id string) ([]Problem, error)
+}
+
+// StorageHealthReporter is [Devices] that find what is wrong with the storage as a whole.
+type StorageHealthReporter interface {
+	// CheckStorage returns the problems, by reason one for each place that has it.
+	CheckStorage(ctx context.Context) []StorageProblem
+}
+
+// Problem is what is wrong with a volume.
+type Problem struct {
+	Severity csi.VolumeHealthErrorType
+	Reason   string // in CamelCase
+	Text     string
+}
+
+// StorageProblem is what is wrong with the storage.
+type StorageProblem struct {
+	Severity csi.StorageHealthErrorType
+	Reason   string // in CamelCase
+	Text     string
+}
+
+// Snapshot is a snapshot, ready to use.
+type Snapshot struct {
+	ID             string
+	Name           string // the CO's
+	SourceVolumeID string
+	SizeBytes      int64
+	CreatedAt      time.Time // the point in time
+	GroupID        string    // of the group that it belongs to; empty: none
+}
+
+// SnapshotSpec is a request for CreateSnapshot.
+type SnapshotSpec struct {
+	Name           string
+	SourceVolumeID string
+	Parameters     map[string]string // of the VolumeSnapshotClass
+	Secrets        map[string]string
+}
+
+// Group is a group snapshot. Its snapshots have one point in time.
+type Group struct {
+	ID        string
+	Name      string // the CO's
+	CreatedAt time.Time
+	Snapshots []Snapshot
+}
+
+// GroupSpec is a request for CreateGroup.
+type GroupSpec struct {
+	Name       string
+	VolumeIDs  []string // sorted, each once
+	Parameters map[string]string
+	Secrets    map[string]string
+}
