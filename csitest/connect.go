@@ -159,12 +159,12 @@ func (r *run) discover(ctx context.Context) error {
 	c := r.newRuleRun(ctx, Rule{})
 	var err error
 	if r.info, err = c.Identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err != nil {
-		return fmt.Errorf("csitest: %w", err)
+		return fmt.Errorf("csitest: GetPluginInfo: %w", err)
 	}
 	r.report.Driver = r.info
 	plugin, err := c.Identity.GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil {
-		return fmt.Errorf("csitest: %w", err)
+		return fmt.Errorf("csitest: GetPluginCapabilities: %w", err)
 	}
 	for _, x := range plugin.GetCapabilities() {
 		switch t := x.GetType().(type) {

@@ -4,7 +4,11 @@ package csitest
 
 import (
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -21,12 +25,31 @@ func ownGroup(cmd *exec.Cmd) {
 func killGroup(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // gone already
 func terminate(cmd *exec.Cmd) { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 
-// awaitGroup waits until no process of the group is left, but no longer than that.
+// awaitGroup waits until no process of the group runs, but no longer than that. A zombie
+// does not run: what a shell has started is reaped by process 1, in its own time.
 func awaitGroup(cmd *exec.Cmd, timeout time.Duration) bool {
-	for begin := time.Now(); !errors.Is(syscall.Kill(-cmd.Process.Pid, 0), syscall.ESRCH); time.Sleep(5 * time.Millisecond) {
+	for begin := time.Now(); !errors.Is(syscall.Kill(-cmd.Process.Pid, 0), syscall.ESRCH) && groupRuns(cmd.Process.Pid); time.Sleep(5 * time.Millisecond) {
 		if time.Since(begin) > timeout {
 			return false
 		}
 	}
 	return true
+}
+
+// groupRuns reports whether a process of the group is not a zombie. Without a /proc of
+// Linux it assumes so.
+func groupRuns(group int) bool {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is good
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		i := strings.LastIndexByte(string(stat), ')') // the name before may contain anything
+		if err != nil || i < 0 {
+			continue
+		}
+		// proc_pid_stat(5): state, parent, process group.
+		if f := strings.Fields(string(stat[i+1:])); len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {
+			return true
+		}
+	}
+	return len(stats) == 0
 }

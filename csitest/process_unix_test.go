@@ -6,10 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
 )
@@ -50,5 +52,64 @@ func TestDriverWithADaemon(t *testing.T) {
 	}
 	if len(report.ResultsWith(Failed)) != 1 { // its volumes are in memory
 		t.Errorf("%+v", report.Results)
+	}
+}
+
+// A group whose processes have ended is gone, though nobody has reaped them.
+func TestZombiesAreGone(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "echo; exec sleep 600")
+	ownGroup(cmd)
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if awaitGroup(cmd, 0) {
+		t.Error("a process that runs is gone")
+	}
+	killGroup(cmd)
+	if runtime.GOOS == "linux" && !awaitGroup(cmd, time.Minute) {
+		t.Error("a zombie is not gone")
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("it was not killed")
+	}
+}
+
+// A driver that cannot be started again ends the run, with the end of its log.
+func TestDriverThatStaysDown(t *testing.T) {
+	socket := filepath.Join(socketDir(t), "csi.sock")
+	starts := 0
+	report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
+		if starts++; starts == 1 {
+			return gate.RoleCommand(t.Context(), "reference", socket, "ValidateVolumeCapabilities")
+		}
+		return exec.CommandContext(t.Context(), "/bin/sh", "-c", "echo no license; exit 7")
+	}}, Config{Size: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if starts != 2 {
+		t.Errorf("%d starts, want 2", starts)
+	}
+	if report.OK() {
+		t.Error("the report is OK")
+	}
+	down := false
+	for _, x := range report.Results {
+		if down && x.Outcome != NotRun && x.Outcome != DoesNotApply {
+			t.Errorf("%s after that: %s", x.Rule.ID, x.Outcome)
+		}
+		for _, f := range x.Failures {
+			down = down || strings.Contains(f.String(), "no license") && strings.Contains(f.String(), "exit status 7")
+		}
+	}
+	if !down {
+		t.Error("no failure says why the driver does not start")
 	}
 }

@@ -28,6 +28,7 @@ type Result struct {
 	Reason          string   // why it does not apply, was not run, or is broken
 	MissingFacility Facility // the Facility that the rule needs
 	Failures        []Failure
+	Known           bool // it failed, and is one of Config.KnownFailures
 	Begin           time.Time
 	Took            time.Duration
 	Calls           int
@@ -44,15 +45,17 @@ type Report struct {
 	// ExitStates are the exit states of the driver processes that Check started.
 	ExitStates  []string
 	Interrupted bool
+	Strict      bool // as in Config
 	DryRun      bool
 	Begin       time.Time
 	Took        time.Duration
 }
 
-// OK reports whether no MUST failed and nothing is broken, left behind or interrupted.
+// OK reports whether no MUST failed, nor a SHOULD if the report is strict, but for known
+// failures, and nothing is broken, left behind or interrupted.
 func (r *Report) OK() bool {
 	for _, x := range r.Results {
-		if x.Outcome == Broken || x.Outcome == Failed && x.Rule.Level == Must {
+		if x.Outcome == Broken || x.Outcome == Failed && !x.Known && (r.Strict || x.Rule.Level == Must) {
 			return false
 		}
 	}

@@ -6,7 +6,7 @@ import (
 )
 
 // restartIfLost restarts a driver that exited or stopped answering during the rule, which
-// is a failure of the rule.
+// is a failure of the rule. If it does not start, no other rule is run.
 func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
 	if ctx.Err() != nil {
 		return
@@ -20,8 +20,9 @@ func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
 	}
 	c.error("the driver keeps running, and answers", "%v", err)
 	if restartable.met(r) {
-		if err := r.restart(ctx); err != nil {
+		if err := r.restart(ctx); err != nil && ctx.Err() == nil {
 			c.error("the driver starts again", "%v", err)
+			r.down = err
 		}
 	}
 }

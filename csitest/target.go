@@ -59,6 +59,12 @@ type Config struct {
 	CheckMounts bool
 	// ForeignVolumes allows a driver that already has volumes.
 	ForeignVolumes bool
+	// Strict makes a rule of level SHOULD that fails count as one of level MUST, in
+	// Report.OK and in Run.
+	Strict bool
+	// KnownFailures are the IDs of rules that may fail: their failures are in the report and
+	// do not count in Report.OK and in Run.
+	KnownFailures []string
 	// DryRun only asks the driver what it can do; the report lists the rules that
 	// would run.
 	DryRun bool

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"bytes"
 	_ "embed"
 	"fmt"
 	"html/template"
-	"os"
+	"io"
 	"slices"
 	"time"
 
@@ -50,8 +49,8 @@ type htmlCall struct {
 
 const laneHeight = 18
 
-// writeHTML writes one page that needs no other file.
-func writeHTML(path string, r *csitest.Report) error {
+// printHTML writes one page that needs no other file.
+func printHTML(w io.Writer, r *csitest.Report) error {
 	calls := map[string][]*csitest.Call{}
 	names := map[string]string{} // the IDs of volumes by their names
 	for _, c := range r.Calls {
@@ -65,15 +64,11 @@ func writeHTML(path string, r *csitest.Report) error {
 		rules = append(rules, timeline(x, calls[x.Rule.ID], names))
 	}
 	slices.SortStableFunc(rules, func(a, b htmlRule) int { return rank(a) - rank(b) })
-	var b bytes.Buffer
-	if err := pageTemplate.Execute(&b, map[string]any{
+	return pageTemplate.Execute(w, map[string]any{
 		"Report": r, "Rules": rules, "OK": r.OK(),
 		"Passed": len(r.ResultsWith(csitest.Passed)), "Failed": len(r.ResultsWith(csitest.Failed)) + len(r.ResultsWith(csitest.Broken)),
 		"NotRun": len(r.ResultsWith(csitest.NotRun)), "DoesNotApply": len(r.ResultsWith(csitest.DoesNotApply)),
-	}); err != nil {
-		return err
-	}
-	return os.WriteFile(path, b.Bytes(), 0o644)
+	})
 }
 
 // rank puts failures first.

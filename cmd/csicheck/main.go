@@ -25,6 +25,7 @@ Usage:
   csicheck -endpoint … -start './driver -endpoint …'     run the driver too; it is killed and started again
   csicheck -list                                         print the rules
   csicheck explain RULE                                  what a rule demands, and why
+  csicheck compare A.json B.json                         what changed between two reports of -json
   csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
   csicheck -endpoint … walk [ext4 xfs block …]           take a volume of each kind from CreateVolume to two pods
                                                          and back, and print how long each step took
@@ -41,8 +42,9 @@ Safety for the host: hostile IDs and paths lead to canaries below -dir, and a ca
 that is removed or changed is the finding. What a bad driver does to its own storage is
 not contained.
 
-Exit status: 0 if no rule of level MUST failed, 1 if one did or something was left
-behind, 2 if the driver could not be checked.
+Exit status: 0 if no rule of level MUST failed (with -strict: nor one of level SHOULD), 1
+if one did or something was left behind, 2 if the driver could not be checked. What failed
+in the report of -baseline does not count.
 
 Flags:
 `
@@ -51,6 +53,15 @@ func main() {
 	// The first signal cleans up and reports, the second one kills.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
+	// The reader of the output has gone, as head does: the same, but no further write may
+	// kill before the driver's volumes are cleaned up.
+	ctx, cancel := context.WithCancel(ctx)
+	broken := make(chan os.Signal, 1)
+	signal.Notify(broken, syscall.SIGPIPE)
+	go func() {
+		<-broken
+		cancel()
+	}()
 	ok, err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -67,7 +78,7 @@ type options struct {
 	target                                      csitest.Target
 	cfg                                         csitest.Config
 	start, startController, restart             string
-	rules, json, junit, html                    string
+	rules, json, junit, html, format, baseline  string
 	secrets, parameters, mutable, place, kernel string
 	list                                        bool
 }
@@ -102,6 +113,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (ok bool,
 	case len(rest) > 0 && rest[0] == "explain":
 		err := explain(stdout, rest[1:])
 		return err == nil, err
+	case len(rest) > 0 && rest[0] == "compare":
+		return compare(stdout, rest[1:])
 	case o.list:
 		list(stdout, o.cfg.Rules)
 		return true, nil
@@ -138,6 +151,9 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
 	fs.StringVar(&o.html, "html", "", "`file` for the report as a page of HTML, with a timeline of the calls for each volume")
+	fs.StringVar(&o.format, "format", "text", "`text`, json, junit, tap or github: how the report is printed")
+	fs.StringVar(&o.baseline, "baseline", "", "`file` of an earlier report (-json): what failed there is reported and does not count")
+	fs.BoolVar(&c.Strict, "strict", false, "a rule of level SHOULD that fails counts as one of level MUST")
 	fs.BoolVar(&o.list, "list", false, "print the rules, those of -rules if there are any")
 	fs.BoolVar(&c.DryRun, "dry-run", false, "only read the capabilities of the driver, and list the rules that would run")
 	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check a driver that already has volumes")
@@ -177,6 +193,16 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 			return nil
 		}
 	}
+	if printers[o.format] == nil {
+		return fmt.Errorf("-format %q: want text, json, junit, tap or github", o.format)
+	}
+	if o.baseline != "" {
+		before, err := readReport(o.baseline)
+		if err != nil {
+			return fmt.Errorf("-baseline: %w", err)
+		}
+		o.cfg.KnownFailures = before.failed()
+	}
 	switch o.kernel {
 	case "yes":
 		o.cfg.CheckMounts = true
@@ -203,7 +229,7 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	o.cfg.ReproduceCommand = "csicheck"
 	fs.Visit(func(f *flag.Flag) {
 		switch f.Name {
-		case "rules", "json", "junit", "html", "prefix", "dry-run":
+		case "rules", "json", "junit", "html", "format", "baseline", "strict", "prefix", "dry-run":
 		default:
 			o.cfg.ReproduceCommand += " -" + f.Name + " " + quote(f.Value.String())
 		}

@@ -23,7 +23,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func TestMain(m *testing.M) { gate.Main(m, gate.WithRole("driver", driverProcess)) }
+func TestMain(m *testing.M) {
+	gate.Main(m, gate.WithRole("driver", driverProcess), gate.WithRole("csicheck", main))
+}
 
 // driverProcess is a driver as a program: its argument is the socket.
 func driverProcess() {
@@ -248,5 +250,79 @@ func TestPageEscapes(t *testing.T) {
 	has(t, string(text), "&lt;script&gt;alert")
 	if strings.Contains(string(text), "<script") {
 		t.Error("there is a script in the page")
+	}
+}
+
+// A failure is known from an earlier report, and compare shows what has changed.
+func TestBaseline(t *testing.T) {
+	broken := false
+	endpoint, dir := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(*csi.DeleteVolumeRequest); ok && broken && r.GetVolumeId() != "" && !strings.HasPrefix(r.GetVolumeId(), "vol") {
+			return nil, status.Error(codes.NotFound, "no such volume")
+		}
+		return handler(ctx, req)
+	})
+	const rule = "controller.delete.idempotent"
+	check := func(args ...string) (string, bool) {
+		t.Helper()
+		out, ok, err := csicheck(t, append([]string{"-endpoint", endpoint, "-kernel", "no", "-size", "1048576", "-rules", "controller.delete."}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out, ok
+	}
+	good, bad := filepath.Join(dir, "good.json"), filepath.Join(dir, "bad.json")
+	if out, ok := check("-json", good); !ok {
+		t.Fatal(out)
+	}
+	broken = true
+	out, ok := check("-json", bad)
+	if ok {
+		t.Fatal(out)
+	}
+	if out, ok = check("-baseline", good); ok {
+		t.Errorf("a new failure passes:\n%s", out)
+	}
+	if out, ok = check("-baseline", bad); !ok {
+		t.Errorf("a known failure fails:\n%s", out)
+	}
+	has(t, out, "KNOWN FAILURE MUST "+rule, "passed.", "0 MUST and 0 SHOULD failed, 1 known failures")
+	if out, ok, err := csicheck(t, "compare", good, bad); ok || err != nil {
+		t.Errorf("ok: %t, %v\n%s", ok, err, out)
+	} else {
+		has(t, out, rule, "1 of ")
+	}
+	if out, ok, err := csicheck(t, "compare", bad, good); !ok || err != nil {
+		t.Errorf("ok: %t, %v\n%s", ok, err, out)
+	}
+	if _, _, err := csicheck(t, "compare", good, endpoint); err == nil {
+		t.Error("a report that does not exist")
+	}
+	if _, _, err := csicheck(t, "-endpoint", endpoint, "-format", "xml"); err == nil || !strings.Contains(err.Error(), "github") {
+		t.Errorf("-format xml: %v", err)
+	}
+}
+
+// With -strict a SHOULD counts.
+func TestStrict(t *testing.T) {
+	endpoint, _ := serve(t, func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if r, ok := resp.(*csi.ListVolumesResponse); ok {
+			for _, e := range r.GetEntries() {
+				e.Volume = &csi.Volume{VolumeId: e.GetVolume().GetVolumeId(), CapacityBytes: e.GetVolume().GetCapacityBytes() + 1}
+			}
+		}
+		return resp, err
+	})
+	for _, strict := range []bool{false, true} {
+		args := []string{"-endpoint", endpoint, "-kernel", "no", "-size", "1048576", "-rules", "controller.list.capacity-agrees"}
+		if strict {
+			args = append(args, "-strict")
+		}
+		out, ok, err := csicheck(t, args...)
+		if err != nil || ok == strict {
+			t.Errorf("strict %t: ok %t, %v\n%s", strict, ok, err, out)
+		}
+		has(t, out, "FAILED SHOULD")
 	}
 }

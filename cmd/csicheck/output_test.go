@@ -7,8 +7,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -60,23 +58,19 @@ func sample(t *testing.T) *csitest.Report {
 	return report
 }
 
-func written(t *testing.T, write func(string, *csitest.Report) error, r *csitest.Report) []byte {
+func written(t *testing.T, print func(io.Writer, *csitest.Report) error, r *csitest.Report) []byte {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "report")
-	if err := write(path, r); err != nil {
+	var b bytes.Buffer
+	if err := print(&b, r); err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
+	return b.Bytes()
 }
 
 // The JSON has the fields of its types and no other, and says what the report says.
 func TestJSON(t *testing.T) {
 	r := sample(t)
-	d := json.NewDecoder(bytes.NewReader(written(t, writeJSON, r)))
+	d := json.NewDecoder(bytes.NewReader(written(t, printJSON, r)))
 	d.DisallowUnknownFields()
 	var got jsonReport
 	if err := d.Decode(&got); err != nil {
@@ -93,7 +87,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("%+v, want %+v", j, x)
 		}
 	}
-	empty := written(t, writeJSON, &csitest.Report{Driver: r.Driver})
+	empty := written(t, printJSON, &csitest.Report{Driver: r.Driver})
 	if bytes.Contains(empty, []byte("null")) {
 		t.Errorf("a list is null in %s", empty)
 	}
@@ -176,7 +170,7 @@ func (e element) check(t *testing.T, count map[string]int) {
 func TestJUnit(t *testing.T) {
 	r := sample(t)
 	var suite element
-	if err := xml.Unmarshal(written(t, writeJUnit, r), &suite); err != nil {
+	if err := xml.Unmarshal(written(t, printJUnit, r), &suite); err != nil {
 		t.Fatal(err)
 	}
 	if suite.XMLName.Local != "testsuite" {
@@ -198,7 +192,7 @@ func TestJUnit(t *testing.T) {
 // the driver said as text.
 func TestPage(t *testing.T) {
 	r := sample(t)
-	root, err := html.Parse(bytes.NewReader(written(t, writeHTML, r)))
+	root, err := html.Parse(bytes.NewReader(written(t, printHTML, r)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,3 +245,55 @@ func attributeOf(n *html.Node, key string) string {
 	}
 	return ""
 }
+
+// TAP has one line for each rule, numbered, and one for what is left behind; nothing that
+// comes from the driver begins a line of its own.
+func TestTAP(t *testing.T) {
+	r := sample(t)
+	lines := strings.Split(strings.TrimSuffix(string(written(t, printTAP, r)), "\n"), "\n")
+	if lines[0] != "TAP version 14" || lines[1] != "1.."+strconv.Itoa(len(r.Results)+1) {
+		t.Errorf("it begins with %q", lines[:2])
+	}
+	n, failed := 0, 0
+	for _, line := range lines[2:] {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		n++
+		if match := tapLine.FindStringSubmatch(line); match == nil || match[2] != strconv.Itoa(n) {
+			t.Errorf("line %d: %q", n, line)
+		} else if match[1] == "not ok" && !strings.Contains(line, "# TODO") {
+			failed++
+		}
+	}
+	want := len(r.ResultsWith(csitest.Broken)) + 1 // what is left behind
+	for _, x := range r.ResultsWith(csitest.Failed) {
+		if counts(r, x) {
+			want++
+		}
+	}
+	if n != len(r.Results)+1 || failed != want {
+		t.Errorf("%d lines, %d failures; want %d and %d", n, failed, len(r.Results)+1, want)
+	}
+}
+
+var tapLine = regexp.MustCompile(`^(ok|not ok) (\d+) - \S`)
+
+// An annotation is one line, whatever is in its text.
+func TestGitHub(t *testing.T) {
+	r := sample(t)
+	n := 0
+	for line := range strings.Lines(string(written(t, printGitHub, r))) {
+		if strings.HasPrefix(line, "::") {
+			n++
+			if !annotation.MatchString(line) {
+				t.Errorf("%q", line)
+			}
+		}
+	}
+	if want := len(r.ResultsWith(csitest.Failed)) + len(r.ResultsWith(csitest.Broken)) + len(r.NotCleaned); n != want {
+		t.Errorf("%d annotations, want %d", n, want)
+	}
+}
+
+var annotation = regexp.MustCompile(`^::(error|warning) title=csicheck[^,:\n]*::[^\n]+\n$`)

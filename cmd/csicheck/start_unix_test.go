@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -11,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest/gate"
+	"google.golang.org/grpc"
 )
 
 // commandLine runs the driver from a shell.
@@ -86,4 +89,37 @@ echo $! >%[1]s
 		t.Fatalf("ok: %v, %v\n%s", ok, err, out)
 	}
 	has(t, out, "FAILED MUST "+keepsVolumes, "1 rules passed, 1 MUST and 0 SHOULD failed, 0 not run")
+}
+
+// csicheck … | head cleans up like Ctrl-C.
+func TestReaderThatEnds(t *testing.T) {
+	started := make(chan bool)
+	endpoint, _ := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" {
+			<-started // so that the output has no reader before all of it is written
+		}
+		return handler(ctx, req)
+	})
+	cmd := gate.RoleCommand(t.Context(), "csicheck", "-endpoint", endpoint, "-kernel", "no", "-size", "1048576", "walk", "block")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	close(started)
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 { // by a signal it is -1
+		t.Errorf("it ended with %v", err)
+	}
+	// It refuses a driver that has volumes.
+	if _, _, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-rules", "identity."); err != nil {
+		t.Error(err)
+	}
 }
