@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -105,7 +106,7 @@ func timeline(x csitest.Result, calls []*csitest.Call, names map[string]string) 
 		}
 		lane.Calls = append(lane.Calls, htmlCall{
 			X: 1000 * float64(c.Begin.Sub(begin)) / float64(h.Duration), Width: max(1000*float64(c.Took)/float64(h.Duration), 1.5),
-			Color: color(c), Text: text,
+			Color: color(c), Text: clip(text),
 		})
 	}
 	for i, l := range h.Lanes {
@@ -113,6 +114,15 @@ func timeline(x csitest.Result, calls []*csitest.Call, names map[string]string) 
 	}
 	h.Height = len(h.Lanes) * laneHeight
 	return h
+}
+
+// clip shortens what is shown of a call: some requests have megabytes.
+func clip(s string) string {
+	const most = 600
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + " …"
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

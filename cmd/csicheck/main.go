@@ -53,16 +53,13 @@ func main() {
 	// The first signal cleans up and reports, the second one kills.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
-	// The reader of the output has gone, as head does: the same, but no further write may
-	// kill before the driver's volumes are cleaned up.
+	// A reader of the output that ends, as head does, is like the first signal: no write may
+	// kill before the driver's volumes are cleaned up. The signal itself comes from sockets
+	// as well, so it is only caught.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, cancel := context.WithCancel(ctx)
-	broken := make(chan os.Signal, 1)
-	signal.Notify(broken, syscall.SIGPIPE)
-	go func() {
-		<-broken
-		cancel()
-	}()
-	ok, err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	defer cancel()
+	ok, err := run(ctx, os.Args[1:], &output{os.Stdout, cancel}, &output{os.Stderr, cancel})
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 	case err != nil:
@@ -71,6 +68,22 @@ func main() {
 	case !ok:
 		os.Exit(1)
 	}
+}
+
+// output cancels when it cannot be written.
+type output struct {
+	to     *os.File
+	cancel context.CancelFunc
+}
+
+func (o *output) Stat() (os.FileInfo, error) { return o.to.Stat() }
+
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.to.Write(p)
+	if err != nil {
+		o.cancel()
+	}
+	return n, err
 }
 
 // options are the flags.

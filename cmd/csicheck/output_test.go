@@ -297,3 +297,17 @@ func TestGitHub(t *testing.T) {
 }
 
 var annotation = regexp.MustCompile(`^::(error|warning) title=csicheck[^,:\n]*::[^\n]+\n$`)
+
+// Requests of megabytes do not make the page as large.
+func TestHTMLIsSmall(t *testing.T) {
+	begin := time.Now()
+	request := &csi.CreateVolumeRequest{Name: strings.Repeat("é", 1<<20)}
+	page := written(t, printHTML, &csitest.Report{
+		Driver:  &csi.GetPluginInfoResponse{},
+		Results: []csitest.Result{{Rule: csitest.Rules("identity.")[0], Outcome: csitest.Passed}},
+		Calls:   []*csitest.Call{{Rule: csitest.Rules("identity.")[0].ID, Method: "CreateVolume", Request: request, Status: status.New(codes.OK, ""), Begin: begin}},
+	})
+	if len(page) > 16<<10 || !bytes.Contains(page, []byte("éé")) {
+		t.Errorf("%d bytes", len(page))
+	}
+}
