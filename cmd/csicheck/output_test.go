@@ -218,12 +218,17 @@ func TestPage(t *testing.T) {
 			}
 		}
 	}
-	want, volumes := 0, map[string]bool{}
+	failed := map[string]bool{}
+	for _, x := range append(r.ResultsWith(csitest.Failed), r.ResultsWith(csitest.Broken)...) {
+		failed[x.Rule.ID] = true
+	}
+	want, volumes, ofRule := 0, map[string]bool{}, map[string]int{}
 	for _, c := range r.Calls {
-		if c.Rule != "" {
-			want++
+		if ofRule[c.Rule]++; c.Rule == "" || !failed[c.Rule] && ofRule[c.Rule] > 25 {
+			continue
 		}
-		if resp, ok := c.Response.(*csi.CreateVolumeResponse); ok && c.Rule != "" {
+		want++
+		if resp, ok := c.Response.(*csi.CreateVolumeResponse); ok {
 			volumes[resp.GetVolume().GetVolumeId()] = true
 		}
 	}
