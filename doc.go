@@ -12,11 +12,12 @@
 //	loopdev     loop devices, identified by the inode of their backing file
 //	csierr      kinds of failure and the gRPC code that each becomes
 //	blocking    calls that may block in the kernel: bounded in number, single-flight, listed until they return
+//	breaker     circuit breakers for remote servers: one that does not respond delays no call for another
 //	csitest     conformance and stress tests for a driver in any language; cmd/csicheck runs them from the shell
 //	csitest/gate, csitest/crash, csitest/nfsd  helpers for a driver's tests: private mount namespaces, kills at the n-th system call, an NFS server that fails on demand
 //
 // No block takes over main, reads the environment or logs globally, and none
-// imports another one, except that csiserver and csitest use csispec, csiserver and nodeops
-// use csierr, and nodeops uses blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
+// imports another one, except that csiserver and csitest use csispec, csiserver, nodeops
+// and breaker use csierr, and nodeops and breaker use blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
 // from them.
 package csikit

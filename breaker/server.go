@@ -1,0 +1,94 @@
+package breaker
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/csikit/csikit/blocking"
+)
+
+// The breaker stays open for minBackoff after the first failure, for twice as long after
+// each failed trial, and for at most maxBackoff.
+const (
+	minBackoff = 2 * time.Second
+	maxBackoff = time.Minute
+)
+
+// server has the calls for one server and the state of its breaker.
+type server struct {
+	name  string
+	used  time.Time // guarded by Group.mu
+	calls blocking.Group
+
+	mu        sync.Mutex
+	responded time.Time // last time
+	failures  int       // since then; 0: the breaker is closed
+	since     time.Time // of the first failure
+	retryAt   time.Time // no trial before
+	trial     bool      // one is in flight
+	last      string    // text of the last failure
+	jobs      map[string]*Job
+}
+
+// admit lets a call through if the breaker is closed, or as the trial.
+func (s *server) admit(now time.Time) (trial bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.refusal(now); err != nil || s.failures == 0 {
+		return false, err
+	}
+	s.trial = true
+	return true, nil
+}
+
+// refusal is the error for a call while the breaker is open. It is called with mu held.
+func (s *server) refusal(now time.Time) error {
+	if s.failures == 0 || !s.trial && !now.Before(s.retryAt) {
+		return nil
+	}
+	// Only the text of the last failure: the call that failed may still be in flight, and this
+	// one must not appear to be.
+	return &Error{Server: s.name, Err: fmt.Errorf("since %s, next attempt at %s: %s",
+		s.since.UTC().Format(time.RFC3339), s.retryAt.UTC().Format(time.RFC3339), s.last)}
+}
+
+// report closes or opens the breaker, and ends the trial if the call is it.
+func (s *server) report(trial bool, result outcome, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if trial {
+		s.trial = false
+	}
+	switch {
+	case result == inconclusive:
+	case result == responded:
+		s.responded, s.failures, s.last = time.Now(), 0, ""
+	case s.failures > 0 && !trial: // of several in flight, only the first one counts
+	default:
+		now := time.Now()
+		if s.failures == 0 {
+			s.since = now
+		}
+		if e := (*Error)(nil); errors.As(err, &e) {
+			err = e.Err // what wraps it names one volume
+		}
+		s.retryAt = now.Add(min(minBackoff<<min(s.failures, 10), maxBackoff))
+		s.last = err.Error()
+		s.failures++
+	}
+}
+
+func (s *server) respondedWithin(d time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.responded) < d
+}
+
+// isIdle reports whether no work of Do is in flight.
+func (s *server) isIdle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.jobs) == 0
+}
