@@ -17,7 +17,7 @@
 //	csitest/gate, csitest/crash, csitest/nfsd  helpers for a driver's tests: private mount namespaces, kills at the n-th system call, an NFS server that fails on demand
 //
 // No block takes over main, reads the environment or logs globally, and none
-// imports another one, except that csiserver and csitest use csispec, csiserver, nodeops
-// and breaker use csierr, and nodeops and breaker use blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
-// from them.
+// imports another one, except that csiserver and csitest use csispec, that csiserver,
+// nodeops and breaker use csierr, and that nodeops and breaker use blocking.
+// examples/blockdriver and examples/nfsdriver are complete drivers assembled from them.
 package csikit
