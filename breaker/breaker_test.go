@@ -227,6 +227,12 @@ func TestClosedByProgress(t *testing.T) {
 		if v, _, err := g.Do(t.Context(), nas, "create", fine); err != nil || v != "fine" {
 			t.Errorf("while the copy makes progress: %v, %v", v, err)
 		}
+		// It is no trial any more: another one may start if the server fails again.
+		_ = g.Watch(t.Context(), nas, func(context.Context) error { return syscall.ECONNREFUSED })
+		time.Sleep(minBackoff)
+		if err := g.Allow("nas"); err != nil {
+			t.Error(err)
+		}
 		close(end)
 		if err := <-trial; err != nil {
 			t.Error(err)
@@ -288,8 +294,14 @@ func TestProbe(t *testing.T) {
 		time.Sleep(time.Minute)
 		target.Probe = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		start := time.Now()
-		if err := call(); !isRefused(err) && status.Code(err) != codes.Unavailable || time.Since(start) != maxProbe {
+		if err := call(); status.Code(err) != codes.DeadlineExceeded || csierr.CodeOf(err) != codes.DeadlineExceeded || time.Since(start) != maxProbe {
 			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		// What it finds out about the server is no outcome of the call.
+		time.Sleep(time.Minute)
+		target.Probe = func(context.Context) error { return fmt.Errorf("login: %w", csierr.NotFound) }
+		if err := call(); !isRefused(err) || csierr.CodeOf(err) != codes.Unavailable {
+			t.Error(err)
 		}
 	})
 }

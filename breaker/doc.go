@@ -17,9 +17,10 @@
 // # Errors
 //
 // A call that was refused, and one whose [Server.Probe] failed, has changed nothing: the
-// error is an [*Error] with UNAVAILABLE. Work that has begun and does not respond is an
-// *Error with DEADLINE_EXCEEDED, and continues: it has a method Pending() <-chan struct{},
-// which package volumelock honours. No code is final, so the CO repeats the request.
+// error is an [*Error] with UNAVAILABLE, or DEADLINE_EXCEEDED if the probe timed out. Work
+// that has begun and does not respond is an *Error with DEADLINE_EXCEEDED, and continues: it
+// has a method Pending() <-chan struct{}, which package volumelock honours. No code is final,
+// so the CO repeats the request.
 //
 // # When not to use it
 //

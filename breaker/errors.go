@@ -23,19 +23,12 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("server %s does not respond: %v", e.Server, e.Err) }
 
-// Unwrap returns Err.
-func (e *Error) Unwrap() error { return e.Err }
+// Unwrap returns [csierr.Uncertain], so that no kind of Err makes the code final, and Err.
+func (e *Error) Unwrap() []error { return []error{csierr.Uncertain, e.Err} }
 
-// GRPCStatus returns DEADLINE_EXCEEDED for work that is in flight, and UNAVAILABLE for a call
-// that was not started.
-func (e *Error) GRPCStatus() *status.Status {
-	code := codes.Unavailable
-	var pending *blocking.PendingError
-	if errors.As(e.Err, &pending) {
-		code = codes.DeadlineExceeded
-	}
-	return status.New(code, e.Error())
-}
+// GRPCStatus returns the code of [csierr.CodeOf]: DEADLINE_EXCEEDED for work that is in flight
+// and a probe that timed out, otherwise UNAVAILABLE.
+func (e *Error) GRPCStatus() *status.Status { return status.New(csierr.CodeOf(e), e.Error()) }
 
 // NoResponse reports whether an error means that the server did not respond: ETIMEDOUT,
 // EHOSTUNREACH, ENETUNREACH, ECONNREFUSED, EHOSTDOWN, a deadline of a connection, an

@@ -93,10 +93,11 @@ func (g *Group) Do(ctx context.Context, target Server, key string, fn func(*Job)
 }
 
 // Watch runs fn, whose context ends after the Group's Timeout at the latest. An error that
-// NoResponse classifies as such opens the breaker. An error after ctx has ended, before the
-// timeout, says nothing about the server.
+// NoResponse classifies as such opens the breaker; one after ctx has ended, before the timeout,
+// says nothing about the server.
+//
 // fn is not run, and nothing is changed, if the breaker is open, if the probe fails (both are
-// an [*Error]), or if ctx has ended. Else the error is that of fn.
+// an [*Error]), or if ctx has ended. Otherwise the error is that of fn.
 func (g *Group) Watch(ctx context.Context, target Server, fn func(context.Context) error) error {
 	c, err := g.begin(ctx, target)
 	if err != nil {
@@ -126,15 +127,14 @@ func (g *Group) Allow(name string) error {
 var errTimeout = errors.New("no response from the server")
 
 // call is a call that was let through. Its result is inconclusive until it is set, so that
-// a panic releases a trial.
+// a panic ends a trial.
 type call struct {
 	server *server
-	trial  bool
 	result outcome
 	err    error
 }
 
-func (c *call) end() { c.server.report(c.trial, c.result, c.err) }
+func (c *call) end() { c.server.report(c, c.result, c.err) }
 
 // begin lets a call through: the caller calls end.
 func (g *Group) begin(ctx context.Context, target Server) (*call, error) {
@@ -142,8 +142,7 @@ func (g *Group) begin(ctx context.Context, target Server) (*call, error) {
 		return nil, err
 	}
 	c := &call{server: g.server(target.Name), result: inconclusive}
-	var err error
-	if c.trial, err = c.server.admit(time.Now()); err != nil {
+	if err := c.server.admit(c, time.Now()); err != nil {
 		return nil, err
 	}
 	if err := g.probe(ctx, target, c); err != nil {

@@ -31,7 +31,7 @@ func (j *Job) Progress(items, bytes int64) {
 	j.bytes += bytes
 	j.progress = time.Now()
 	j.mu.Unlock()
-	j.server.report(false, responded, nil)
+	j.server.report(nil, responded, nil)
 }
 
 func (j *Job) idle() time.Duration {
@@ -107,7 +107,7 @@ func (s *server) run(key string) *Job {
 // finish is called by the goroutine that ran the work. Its callers may have returned
 // already: its result still counts.
 func (s *server) finish(j *Job, result outcome, err error) {
-	s.report(false, result, err)
+	s.report(nil, result, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	j.runs = false

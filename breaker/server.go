@@ -27,25 +27,27 @@ type server struct {
 	failures  int       // since then; 0: the breaker is closed
 	since     time.Time // of the first failure
 	retryAt   time.Time // no trial before
-	trial     bool      // one is in flight
+	trial     *call     // the one in flight
 	last      string    // text of the last failure
 	jobs      map[string]*Job
 }
 
-// admit lets a call through if the breaker is closed, or as the trial.
-func (s *server) admit(now time.Time) (trial bool, err error) {
+// admit lets c through if the breaker is closed, or as the trial.
+func (s *server) admit(c *call, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.refusal(now); err != nil || s.failures == 0 {
-		return false, err
+	if err := s.refusal(now); err != nil {
+		return err
 	}
-	s.trial = true
-	return true, nil
+	if s.failures > 0 {
+		s.trial = c
+	}
+	return nil
 }
 
 // refusal is the error for a call while the breaker is open. It is called with mu held.
 func (s *server) refusal(now time.Time) error {
-	if s.failures == 0 || !s.trial && !now.Before(s.retryAt) {
+	if s.failures == 0 || s.trial == nil && !now.Before(s.retryAt) {
 		return nil
 	}
 	// Only the text of the last failure: the call that failed may still be in flight, and this
@@ -54,12 +56,14 @@ func (s *server) refusal(now time.Time) error {
 		s.since.UTC().Format(time.RFC3339), s.retryAt.UTC().Format(time.RFC3339), s.last)}
 }
 
-// report closes or opens the breaker, and ends the trial if the call is it.
-func (s *server) report(trial bool, result outcome, err error) {
+// report closes or opens the breaker, and ends the trial if c is it. c is nil for the progress
+// and the end of work, whose calls may have returned.
+func (s *server) report(c *call, result outcome, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if trial {
-		s.trial = false
+	trial := c != nil && s.trial == c
+	if trial || result == responded {
+		s.trial = nil
 	}
 	switch {
 	case result == inconclusive:

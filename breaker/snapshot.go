@@ -56,7 +56,7 @@ func (g *Group) Snapshot() []ServerStatus {
 		s.mu.Lock()
 		if s.failures > 0 {
 			r.State, r.Since, r.Failures, r.Error = Open, s.since, s.failures, s.last
-			if s.trial || !time.Now().Before(s.retryAt) {
+			if s.trial != nil || !time.Now().Before(s.retryAt) {
 				r.State = HalfOpen
 			}
 		}
