@@ -10,12 +10,14 @@
 //	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
 //	registration  registers a driver with kubelet without node-driver-registrar, and keeps it registered
 //	loopdev     loop devices, identified by the inode of their backing file
+//	csierr      kinds of failure and the gRPC code that each becomes
 //	blocking    calls that may block in the kernel: bounded in number, single-flight, listed until they return
+//	breaker     circuit breakers for remote servers: one that does not respond delays no call for another
 //	csitest     conformance and stress tests for a driver in any language; cmd/csicheck runs them from the shell
 //	csitest/gate, csitest/crash, csitest/nfsd  helpers for a driver's tests: private mount namespaces, kills at the n-th system call, an NFS server that fails on demand
 //
 // No block takes over main, reads the environment or logs globally, and none
-// imports another one, except that csiserver and csitest use csispec, and nodeops uses
-// blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
-// from them.
+// imports another one, except that csiserver and csitest use csispec, that csiserver,
+// nodeops and breaker use csierr, and that nodeops and breaker use blocking.
+// examples/blockdriver and examples/nfsdriver are complete drivers assembled from them.
 package csikit

@@ -29,6 +29,8 @@ type importer struct {
 var importers = []importer{
 	{name: "none: only gRPC and CSI"},
 	{"blocking", []string{"blocking"}, `_, _, _ = new(blocking.Group).Do(ctx, "", func() (any, error) { return nil, nil })`},
+	{"csierr", []string{"csierr"}, `_ = csierr.CodeOf(csierr.Errorf("", "", "%w", csierr.NotFound))`},
+	{"breaker", []string{"breaker"}, `g := new(breaker.Group); _ = g.Watch(ctx, breaker.Server{}, func(context.Context) error { return nil }); _ = g.Instrument(nil)`},
 	{"loopdev", []string{"loopdev"}, `d, _ := loopdev.Attach(ctx, ""); _ = d.Detach(ctx)`},
 	{"topology", []string{"topology"}, `_, _ = topology.Choose(nil, 0, nil)`},
 	{"volumelock", []string{"volumelock"}, `opts = append(opts, grpc.ChainUnaryInterceptor(volumelock.Interceptor(new(volumelock.Table)).Unary))`},

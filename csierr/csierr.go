@@ -12,14 +12,22 @@
 //
 //	return fmt.Errorf("volume %q: %w", id, csierr.NotFound)
 //
-// [Errorf] adds the operation and the object, and makes it an error that gRPC sends with
-// the code of its kind.
+// [Errorf] adds the operation and the object. Package csiserver sends every error with the
+// code of [CodeOf], wrapped or not.
+//
+// # Without csiserver
+//
+// gRPC itself sends the first status that errors.As finds in an error, and UNKNOWN for an
+// error without one. A handler that a bare grpc.Server calls has to return the error of
+// [Errorf], or any other error whose GRPCStatus uses CodeOf.
 //
 // # When not to use it
 //
 // Not for errors that stay inside the driver. Not to pass on the code of another gRPC
-// service unseen: what NOT_FOUND of a storage's API means for the volume is for the driver
-// to decide.
+// service: what NOT_FOUND of a storage's API means for the volume is for the driver to
+// decide, by wrapping a Kind as well.
+//
+// # Concurrency, privileges, platforms
 //
 // The package has no state, needs no privilege, and runs on every platform.
 package csierr
@@ -34,7 +42,8 @@ import (
 )
 
 // Kind classifies a failure by what the CO can do about it. It is an error, and is found
-// with errors.Is(err, csierr.NotFound).
+// with errors.Is(err, csierr.NotFound). An error may wrap several kinds, and errors.Is finds
+// each of them; [KindOf] is the one that decides the code.
 type Kind int
 
 // The kinds, with the gRPC code that each becomes.
@@ -121,16 +130,20 @@ func (n *named) Error() string              { return n.text }
 func (n *named) Unwrap() error              { return n.kind }
 func (n *named) GRPCStatus() *status.Status { return status.New(n.kind.Code(), n.text) }
 
-// KindOf returns the first [Kind] that err wraps, in the order of [errors.As]. Without one
-// it is Uncertain if a context has ended or the work is still in flight, and else Unknown,
-// also for nil.
+// KindOf returns the kind of err, the first of these that applies:
+//   - Uncertain if err has a method Pending() <-chan struct{}, wrapped or not, as those of
+//     package blocking have: the work is still in flight, and no other kind can be known.
+//   - Uncertain if err wraps an error of a context: what ended early has not found out more.
+//   - The first [Kind] that err wraps, in the order of [errors.As]: the outermost one, and of
+//     several in one fmt.Errorf the one on the left.
+//   - Unknown, also for nil and for an error that has only a gRPC status.
 func KindOf(err error) Kind {
 	var k Kind
 	switch {
-	case errors.As(err, &k):
-		return k
 	case isPending(err), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return Uncertain
+	case errors.As(err, &k):
+		return k
 	}
 	return Unknown
 }
@@ -142,13 +155,13 @@ func isPending(err error) bool {
 
 // CodeOf returns the gRPC code for err, the first of these that applies:
 //   - OK for nil.
-//   - DEADLINE_EXCEEDED while the work of the call is still in flight, which an error with
-//     a method Pending() <-chan struct{} says (package blocking has one): the CO must
+//   - DEADLINE_EXCEEDED while the work of the call is in flight, as for [KindOf]: the CO must
 //     not take any other code as the outcome.
+//   - DEADLINE_EXCEEDED or CANCELLED for an error of a context.
 //   - The code of the first [Kind] that err wraps.
-//   - The code of an error that has a gRPC status, such as those of nodeops; but
-//     UNAVAILABLE for UNKNOWN, which is final for kubelet.
-//   - CANCELLED or DEADLINE_EXCEEDED for an error of a context.
+//   - The code of the first gRPC status that err has or wraps, such as ABORTED of a lock; but
+//     UNAVAILABLE for UNKNOWN, which is final for kubelet, and for a code that gRPC does not
+//     define.
 //   - UNAVAILABLE.
 func CodeOf(err error) codes.Code {
 	if err == nil {
@@ -157,24 +170,23 @@ func CodeOf(err error) codes.Code {
 	var k Kind
 	var coded interface{ GRPCStatus() *status.Status }
 	switch {
-	case isPending(err):
+	case isPending(err), errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded
+	case errors.Is(err, context.Canceled):
+		return codes.Canceled
 	case errors.As(err, &k):
 		return k.Code()
 	case errors.As(err, &coded):
-		if code := coded.GRPCStatus().Code(); code != codes.Unknown && code != codes.OK {
+		if code := coded.GRPCStatus().Code(); code != codes.OK && code != codes.Unknown && code <= codes.Unauthenticated {
 			return code
 		}
-	case errors.Is(err, context.Canceled):
-		return codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		return codes.DeadlineExceeded
 	}
 	return codes.Unavailable
 }
 
-// IsFinal reports whether the CO takes the code of err as final: it may never repeat the
-// request, so nothing may be left behind. nil is final.
+// IsFinal reports whether a CO may take the code of err as final and never repeat the
+// request, so that nothing may be left behind. nil is final. RESOURCE_EXHAUSTED is final
+// because external-provisioner takes it so; kubelet repeats the request.
 func IsFinal(err error) bool {
 	switch CodeOf(err) {
 	case codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
@@ -183,15 +195,15 @@ func IsFinal(err error) bool {
 	return true
 }
 
-// Error is a failure with the operation and the object.
+// Error is a failure with the operation and the object. Its kind is that of Err.
 type Error struct {
 	Op     string // such as "create volume"
 	Object string // the ID or name; may be empty
-	Err    error
+	Err    error  // not nil
 }
 
-// Errorf returns an [*Error]. Its kind is the one that format wraps with %w, or that of an
-// error which it wraps.
+// Errorf returns an [*Error], and never nil. Its kind is that of the errors which format wraps
+// with %w.
 func Errorf(op, object, format string, args ...any) error {
 	return &Error{Op: op, Object: object, Err: fmt.Errorf(format, args...)}
 }
@@ -208,6 +220,6 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// GRPCStatus returns the status that gRPC sends: the code of [CodeOf], and the text of the
-// error.
+// GRPCStatus returns the status that gRPC sends: the code of [CodeOf], with the text of the
+// error as the message.
 func (e *Error) GRPCStatus() *status.Status { return status.New(CodeOf(e.Err), e.Error()) }

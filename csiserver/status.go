@@ -2,10 +2,10 @@ package csiserver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -15,11 +15,11 @@ import (
 // rules of the specification: a canonical code other than UNKNOWN, a message,
 // no details.
 //
-// An error that carries a status, wrapped or not, keeps its code. A context's
-// error becomes DEADLINE_EXCEEDED or CANCELLED. Any other error of a call that
-// changes something becomes UNAVAILABLE, because its outcome is unknown and kubelet
-// takes INTERNAL and UNKNOWN as proof that nothing is left behind; of a read-only call,
-// INTERNAL.
+// The code is that of [csierr.CodeOf]: of a csierr.Kind or a status that the error wraps, and
+// DEADLINE_EXCEEDED or CANCELLED for an error of a context and for work still in flight. Any
+// other error of a call that changes something becomes UNAVAILABLE, because its outcome is
+// unknown and kubelet takes INTERNAL and UNKNOWN as proof that nothing is left behind; of a
+// read-only call, INTERNAL.
 //
 // Secrets of the request that the message echoes are masked, as
 // [csispec.Redacted.RedactText] does: see [WithRedactedKeys]. Messages
@@ -53,23 +53,21 @@ func normalize(method string, req any, keys []string, err error) error {
 	if err == nil {
 		return err
 	}
-	code := codeOf(err)
-	// The codes of gRPC end at UNAUTHENTICATED.
-	if code == codes.Unknown || code > codes.Unauthenticated {
-		switch {
-		case errors.Is(err, context.DeadlineExceeded):
-			code = codes.DeadlineExceeded
-		case errors.Is(err, context.Canceled):
-			code = codes.Canceled
-		default:
-			code = outcomeUnknown(method)
-		}
+	code := csierr.CodeOf(err)
+	if code == codes.Unavailable && !isClassified(err) {
+		code = outcomeUnknown(method)
 	}
 	message := strip(req, keys, messageOf(err))
 	if strings.TrimSpace(message) == "" {
 		message = fmt.Sprintf("%s failed with %s and no message", shortName(method), code)
 	}
 	return status.Error(code, truncate(message))
+}
+
+// isClassified reports whether err has a code that the driver chose.
+func isClassified(err error) bool {
+	s, _ := statusOf(err)
+	return s.Code() == codes.Unavailable || csierr.KindOf(err) != csierr.Unknown
 }
 
 // maxMessage bounds a status message, which travels in an HTTP/2 header: Go's client

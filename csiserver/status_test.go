@@ -9,7 +9,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csiserver"
+	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,6 +27,11 @@ type okStatus struct{}
 
 func (okStatus) Error() string              { return "odd" }
 func (okStatus) GRPCStatus() *status.Status { return status.New(codes.OK, "fine") }
+
+// inFlight is an error of work that has not ended.
+type inFlight struct{ error }
+
+func (inFlight) Pending() <-chan struct{} { return nil }
 
 func TestStatusNormalization(t *testing.T) {
 	detailed, err := status.New(codes.NotFound, "gone").WithDetails(&csi.ProbeRequest{})
@@ -47,6 +54,16 @@ func TestStatusNormalization(t *testing.T) {
 		{"status", status.Error(codes.NotFound, "gone"), codes.NotFound, codes.NotFound, "gone"},
 		{"status wrapped", fmt.Errorf("find: %w", status.Error(codes.NotFound, "gone")), codes.NotFound, codes.NotFound, "find: gone"},
 		{"status joined", errors.Join(plain, status.Error(codes.NotFound, "gone")), codes.NotFound, codes.NotFound, "disk on fire\ngone"},
+		{"kind", csierr.NotFound, codes.NotFound, codes.NotFound, "not found"},
+		{"kind wrapped", fmt.Errorf("volume v: %w", csierr.NotFound), codes.NotFound, codes.NotFound, "volume v: not found"},
+		{"kind of the driver's", fmt.Errorf("attach: %w", csierr.Precondition.New("in use")), codes.FailedPrecondition, codes.FailedPrecondition, "attach: in use"},
+		{"unknown kind", fmt.Errorf("array: %w", csierr.Unknown), codes.Unavailable, codes.Unavailable, "array: unknown"},
+		{"uncertain", fmt.Errorf("array: %w", csierr.Uncertain), codes.Unavailable, codes.Unavailable, "array: outcome uncertain"},
+		{"kind after a status", fmt.Errorf("array: %w: %w", status.Error(codes.NotFound, "gone"), csierr.Precondition), codes.FailedPrecondition, codes.FailedPrecondition, "array: gone: precondition not met"},
+		{"kind after a final status", fmt.Errorf("array: %w: %w", status.Error(codes.NotFound, "gone"), csierr.Uncertain), codes.Unavailable, codes.Unavailable, "array: gone: outcome uncertain"},
+		{"in flight", fmt.Errorf("%w: %w", csierr.NotFound, inFlight{errors.New("still running")}), codes.DeadlineExceeded, codes.DeadlineExceeded, "not found: still running"},
+		{"node operation", fmt.Errorf("publish: %w", &nodeops.Error{Op: "publish", Path: "/p", Kind: csierr.Busy, Err: plain}), codes.Aborted, codes.Aborted, "publish: publish at /p: disk on fire"},
+		{"unavailable", status.Error(codes.Unavailable, "down"), codes.Unavailable, codes.Unavailable, "down"},
 		{"internal stays", status.Error(codes.Internal, "bug"), codes.Internal, codes.Internal, "bug"},
 		{"details", detailed.Err(), codes.NotFound, codes.NotFound, "gone"},
 		{"no message", status.Error(codes.Aborted, " "), codes.Aborted, codes.Aborted, " failed with Aborted and no message"},

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
 )
@@ -49,7 +50,7 @@ func TestBtrfsClone(t *testing.T) {
 		first.mustStage("btrfs")
 		staged := both
 		if err := second.stage(second.stageRequest("btrfs")); err != nil {
-			wantKind(t, err, KindPrecondition, "Linux 6.7")
+			wantKind(t, err, csierr.Precondition, "Linux 6.7")
 			staged = both[:1]
 		}
 		for _, f := range staged {
@@ -75,7 +76,7 @@ func TestBtrfsClone(t *testing.T) {
 			}
 		}
 		for _, f := range staged {
-			wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
+			wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition, f.target("p"))
 			ok(t, f.unpublish("p"))
 			f.unstage()
 		}
@@ -91,7 +92,7 @@ func TestSmallBtrfs(t *testing.T) {
 	f.mustStage("btrfs")
 	expand := ExpandRequest{VolumeID: "v", VolumePath: f.staging}
 	_, err := f.node.Expand(t.Context(), expand)
-	wantKind(t, err, KindPrecondition, "268435456 bytes or more")
+	wantKind(t, err, csierr.Precondition, "268435456 bytes or more")
 	f.resize(256 * mib)
 	if got, err := f.node.Expand(t.Context(), expand); err != nil || got != 256*mib {
 		t.Errorf("grown to %d, %v", got, err)
@@ -102,7 +103,7 @@ func TestBtrfsOfTwoDevices(t *testing.T) {
 	a, b := newFixture(t, 128*mib), newFixture(t, 128*mib)
 	a.run("mkfs.btrfs", "-q", "-K", a.dev.Path, b.dev.Path)
 	for _, f := range []*fixture{a, b} {
-		wantKind(t, f.stage(f.stageRequest("btrfs")), KindPrecondition, "one of the 2 devices")
+		wantKind(t, f.stage(f.stageRequest("btrfs")), csierr.Precondition, "one of the 2 devices")
 		if len(f.mounts(f.staging)) > 0 {
 			t.Error("mounted")
 		}
@@ -112,7 +113,7 @@ func TestBtrfsOfTwoDevices(t *testing.T) {
 	f.mustStage("btrfs")
 	f.run("btrfs", "device", "add", "-f", b.dev.Path, f.staging)
 	err := f.publish("p", nil)
-	wantKind(t, err, KindUncertain, "does not consist of one device")
+	wantKind(t, err, csierr.Uncertain, "does not consist of one device")
 	f.unstage()
 }
 
@@ -133,14 +134,14 @@ func TestBtrfsSubvolumes(t *testing.T) {
 	sub := t.TempDir()
 	ok(t, unix.Mount(f.staging+"/sub", sub, "", unix.MS_BIND, ""))
 	defer func() { ok(t, unix.Unmount(sub, 0)) }()
-	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, "still published at "+sub)
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition, "still published at "+sub)
 	err := f.publish("p", func(r *PublishFilesystemRequest) { r.StagingTargetPath = sub })
-	wantKind(t, err, KindPrecondition, "/sub of a file system")
+	wantKind(t, err, csierr.Precondition, "/sub of a file system")
 
 	for _, option := range []string{"subvol=sub", "noatime,subvolid=256", "device=/dev/loop9"} {
 		r := f.stageRequest("btrfs")
 		r.MountFlags = []string{option}
-		wantKind(t, f.stage(r), KindInvalid, "a whole btrfs")
+		wantKind(t, f.stage(r), csierr.Invalid, "a whole btrfs")
 	}
 }
 
@@ -160,10 +161,10 @@ func TestBtrfsByAnotherPath(t *testing.T) {
 		t.Skipf("this kernel shows %s", m.Source)
 	}
 	r := f.stageRequest("btrfs")
-	wantKind(t, f.stage(r), KindConflict, "device is 0:")
+	wantKind(t, f.stage(r), csierr.Conflict, "device is 0:")
 	byDevice := func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path }
-	wantKind(t, f.publish("q", byDevice), KindPrecondition, name)
-	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"), other)
+	wantKind(t, f.publish("q", byDevice), csierr.Precondition, name)
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition, f.target("p"), other)
 	f.run("btrfs", "device", "scan", f.dev.Path)
 	f.mustStage("btrfs")
 	ok(t, f.publish("q", byDevice))
@@ -173,7 +174,7 @@ func TestBtrfsByAnotherPath(t *testing.T) {
 	ok(t, f.unpublish("q"))
 	f.unstage()
 	r.Device.Path = name
-	wantKind(t, f.stage(r), KindInvalid, "not in /dev")
+	wantKind(t, f.stage(r), csierr.Invalid, "not in /dev")
 	// A link to /dev is no such name.
 	r.Device.Path = dir + "/by-id"
 	ok(t, os.Symlink(f.dev.Path, r.Device.Path))
@@ -200,7 +201,7 @@ func TestMkfsOutlivesItsDriver(t *testing.T) {
 	ok(t, driver.Process.Kill())
 	_ = driver.Wait()
 	t.Setenv("PATH", path)
-	wantKind(t, f.stage(f.stageRequest("btrfs")), KindBusy, "mkfs of an earlier, interrupted call")
+	wantKind(t, f.stage(f.stageRequest("btrfs")), csierr.Busy, "mkfs of an earlier, interrupted call")
 	_, err = mkfs.WriteString("go on\n")
 	ok(t, err)
 	ok(t, mkfs.Close())

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
 )
@@ -46,7 +47,7 @@ func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error)
 func openDevice(d Device) (*device, error) {
 	path, err := filepath.EvalSymlinks(d.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
+		return nil, faultf(csierr.Precondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("resolve device: %w", err)
@@ -54,7 +55,7 @@ func openDevice(d Device) (*device, error) {
 	// O_NONBLOCK: opening a path that is not a block device must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return nil, faultf(KindPrecondition, "device %s does not exist; %w", d.Path, errNoDevice)
+		return nil, faultf(csierr.Precondition, "device %s does not exist; %w", d.Path, errNoDevice)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open device: %w", err)
@@ -73,17 +74,17 @@ func (d *device) check(want Device) error {
 		return &os.PathError{Op: "fstat", Path: d.path, Err: err}
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return faultf(KindPrecondition, "%s is not a block device", d.path)
+		return faultf(csierr.Precondition, "%s is not a block device", d.path)
 	}
 	d.major, d.minor = unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev))
 	if err := d.measure(); err != nil {
 		return err
 	}
 	if d.size == 0 { // a loop device without an image, or a disk that is being attached
-		return faultf(KindPrecondition, "device %s has size 0: it is not ready or has no medium; %w", d.path, errNoDevice)
+		return faultf(csierr.Precondition, "device %s has size 0: it is not ready or has no medium; %w", d.path, errNoDevice)
 	}
 	if want.Size != 0 && want.Size != d.size {
-		return faultf(KindPrecondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
+		return faultf(csierr.Precondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
 	}
 	for _, id := range []struct {
 		name, want string
@@ -97,10 +98,10 @@ func (d *device) check(want Device) error {
 		}
 		have, err := d.sysfs(id.files...)
 		if err != nil {
-			return faultf(KindPrecondition, "%s: its %s cannot be checked: %w", d.path, id.name, err)
+			return faultf(csierr.Precondition, "%s: its %s cannot be checked: %w", d.path, id.name, err)
 		}
 		if have != id.want {
-			return faultf(KindPrecondition, "%s has %s %q, the volume has %q: it is another disk", d.path, id.name, have, id.want)
+			return faultf(csierr.Precondition, "%s has %s %q, the volume has %q: it is another disk", d.path, id.name, have, id.want)
 		}
 	}
 	return nil
@@ -149,7 +150,7 @@ func (d *device) hold() (release func(), err error) {
 		}
 	}
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, faultf(KindBusy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call", d.path)
+		return nil, faultf(csierr.Busy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call", d.path)
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
@@ -184,7 +185,7 @@ func (d *device) claim() (*os.File, error) {
 		}
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = faultf(KindBusy, "%s is locked by another program", d.path)
+		err = faultf(csierr.Busy, "%s is locked by another program", d.path)
 	}
 	if err != nil {
 		f.Close()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -87,7 +88,7 @@ func TestMapperErrors(t *testing.T) {
 	if err == nil {
 		t.Fatal("staged a device that returns only errors")
 	}
-	wantKind(t, err, KindInternal, "input/output error")
+	wantKind(t, err, csierr.Internal, "input/output error")
 	m.become("linear", "")
 	if found := m.probeDevice(); found.String() != "blank" {
 		t.Errorf("the device holds %v", found)
@@ -194,7 +195,7 @@ func TestLUKS(t *testing.T) {
 		run(t, "cryptsetup", append([]string{"--batch-mode", "--key-file", key}, args...)...)
 	}
 	cryptsetup("luksFormat", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", f.dev.Path)
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "LUKS")
+	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Precondition, "LUKS")
 	cryptsetup("open", f.dev.Path, name)
 	t.Cleanup(func() {
 		if err := unmountAll(f.staging); err != nil {
@@ -210,7 +211,7 @@ func TestLUKS(t *testing.T) {
 	r := f.stageRequest("ext4")
 	r.Device.Path = path
 	// It turns zeros below into noise, which cannot be distinguished from data.
-	wantKind(t, f.stage(r), KindPrecondition, "blkdiscard -z")
+	wantKind(t, f.stage(r), csierr.Precondition, "blkdiscard -z")
 	run(t, "blkdiscard", "-z", path)
 	for range 2 {
 		ok(t, f.stage(r))
@@ -219,7 +220,7 @@ func TestLUKS(t *testing.T) {
 	f.resize(128 * mib)
 	grow := ExpandRequest{VolumeID: "v", VolumePath: f.staging, RequiredBytes: 100 * mib}
 	_, err := f.node.Expand(t.Context(), grow)
-	wantKind(t, err, KindUncertain, "has not grown yet")
+	wantKind(t, err, csierr.Uncertain, "has not grown yet")
 	gate.Capability(t, unix.CAP_SYS_RESOURCE)
 	grow.Rescan = func(string) error { cryptsetup("resize", name); return nil }
 	got, err := f.node.Expand(t.Context(), grow)
@@ -267,7 +268,7 @@ func TestSCSI(t *testing.T) {
 	capacity("1")
 	grow := ExpandRequest{VolumeID: "v", VolumePath: target, RequiredBytes: 1024 * mib}
 	_, err = n.Expand(t.Context(), grow)
-	wantKind(t, err, KindUncertain, "has not grown yet")
+	wantKind(t, err, csierr.Uncertain, "has not grown yet")
 	grow.Rescan = rescan
 	for range 2 {
 		got, err := n.Expand(t.Context(), grow)
@@ -282,7 +283,7 @@ func TestSCSI(t *testing.T) {
 	r := StageFilesystemRequest{VolumeID: "v", Device: device, StagingTargetPath: staging, FSType: "ext4"}
 	other := r
 	other.Device.WWID = "t10.another"
-	wantKind(t, n.StageFilesystem(t.Context(), other), KindPrecondition, "it is another disk")
+	wantKind(t, n.StageFilesystem(t.Context(), other), csierr.Precondition, "it is another disk")
 	for range 2 {
 		ok(t, n.StageFilesystem(t.Context(), r))
 	}
@@ -309,7 +310,7 @@ func TestSCSI(t *testing.T) {
 	ok(t, n.Unpublish(ctx, UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	ok(t, n.Unstage(ctx, UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 	err = n.StageFilesystem(ctx, r)
-	wantKind(t, err, KindPrecondition, "does not exist")
+	wantKind(t, err, csierr.Precondition, "does not exist")
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", path, err)
 	}

@@ -73,7 +73,7 @@
 // kernel writes the superblock, up to half a minute later. If the machine crashes before
 // that, or a snapshot has a point in time before that, Linux may be unable to replay the
 // log (6.12 can more often than earlier releases, commit 6a18765b54e2; 6.18 not always):
-// staging is KindInternal with "structure needs cleaning" until an operator runs
+// staging is csierr.Internal with "structure needs cleaning" until an operator runs
 // xfs_repair. StageFilesystem and Expand therefore have the superblock written before
 // they return. A race window remains while they run: a driver that takes snapshots of
 // mounted volumes takes them at another time, or checks the snapshot for this state, as
@@ -85,7 +85,7 @@
 // are the mount options subvol, subvolid and device. Devices have to be in /dev, and /sys
 // has to be mounted. The minimum size is 109 MiB, but one smaller than 256 MiB can only
 // grow to 256 MiB or more. A copy, such as a restored snapshot, can be mounted on the node
-// of its source from Linux 6.7 on; before, that is KindPrecondition. btrfs does not count
+// of its source from Linux 6.7 on; before, that is csierr.Precondition. btrfs does not count
 // inodes. The kernel discards freed blocks automatically if the device supports it (Linux
 // 6.2); the mount option nodiscard disables that.
 package nodeops

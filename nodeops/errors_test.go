@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"testing"
 	"time"
 
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csierr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -22,58 +24,56 @@ func TestKindOf(t *testing.T) {
 
 	for name, tt := range map[string]struct {
 		err  error
-		want Kind
+		want csierr.Kind
 		code codes.Code // after wrap
 	}{
-		"none":              {nil, KindUnknown, codes.OK},
-		"not classified":    {errors.New("x"), KindUnknown, codes.Unavailable},
-		"classified":        {faultf(KindBusy, "x"), KindBusy, codes.Aborted},
-		"classified, inner": {fmt.Errorf("outer: %w", faultf(KindNotFound, "x")), KindNotFound, codes.NotFound},
-		"deadline":          {fmt.Errorf("outer: %w", context.DeadlineExceeded), KindUncertain, codes.DeadlineExceeded},
-		"canceled":          {context.Canceled, KindUncertain, codes.Canceled},
-		"in flight":         {pending, KindUncertain, codes.DeadlineExceeded},
+		"none":                                {nil, csierr.Unknown, codes.OK},
+		"not classified":                      {errors.New("x"), csierr.Unknown, codes.Unavailable},
+		"classified":                          {faultf(csierr.Busy, "x"), csierr.Busy, codes.Aborted},
+		"classified, inner":                   {fmt.Errorf("outer: %w", faultf(csierr.NotFound, "x")), csierr.NotFound, codes.NotFound},
+		"an error of a caller's function":     {fmt.Errorf("rescan: %w", csierr.Precondition), csierr.Precondition, codes.FailedPrecondition},
+		"classified, after the context ended": {faultf(csierr.Precondition, "x: %w", context.DeadlineExceeded), csierr.Uncertain, codes.DeadlineExceeded},
+		"classified, in flight":               {faultf(csierr.Internal, "x: %w", pending), csierr.Uncertain, codes.DeadlineExceeded},
+		"classified, not started":             {faultf(csierr.Internal, "x: %w", &blocking.LimitError{}), csierr.Uncertain, codes.Unavailable},
+		"classified, panic":                   {faultf(csierr.Internal, "x: %w", &blocking.PanicError{}), csierr.Uncertain, codes.Unavailable},
+		"deadline":                            {fmt.Errorf("outer: %w", context.DeadlineExceeded), csierr.Uncertain, codes.DeadlineExceeded},
+		"canceled":                            {context.Canceled, csierr.Uncertain, codes.Canceled},
+		"in flight":                           {pending, csierr.Uncertain, codes.DeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := wrap("stage", "v", "/p", tt.err)
-			if got := KindOf(err); got != tt.want {
+			if got := csierr.KindOf(err); got != tt.want {
 				t.Errorf("KindOf(%v) = %v, want %v", err, got, tt.want)
 			}
 			if tt.err != nil {
-				if got := KindOf(fmt.Errorf("caller: %w", err)); got != tt.want {
+				if got := csierr.KindOf(fmt.Errorf("caller: %w", err)); got != tt.want {
 					t.Errorf("KindOf of the wrapped error = %v, want %v", got, tt.want)
 				}
 			}
-			if got := status.Code(err); got != tt.code {
-				t.Errorf("code is %v, want %v", got, tt.code)
+			if got := status.Code(err); got != tt.code || csierr.CodeOf(err) != tt.code {
+				t.Errorf("code is %v, and %v of CodeOf, want %v", got, csierr.CodeOf(err), tt.code)
 			}
 		})
 	}
-	// Errors that no operation returned.
-	for _, err := range []error{pending, context.Canceled, fmt.Errorf("x: %w", context.DeadlineExceeded)} {
-		if got := KindOf(err); got != KindUncertain {
-			t.Errorf("KindOf(%v) = %v, want %v", err, got, KindUncertain)
-		}
+}
+
+// A kind is found as an error, as is what Err wraps.
+func TestErrorIs(t *testing.T) {
+	err := error(&Error{Op: "stage", Path: "/p", Kind: csierr.Conflict})
+	if !errors.Is(err, csierr.Conflict) || errors.Is(err, csierr.NotFound) {
+		t.Errorf("kinds of %v", err)
+	}
+	err = wrap("stage", "v", "/p", faultf(csierr.Precondition, "x; %w", fs.ErrNotExist))
+	if !errors.Is(err, csierr.Precondition) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what %v wraps is not found", err)
 	}
 }
 
 // A Kind that is not set, or not known, must never become a final code, or OK.
 func TestKindNotSet(t *testing.T) {
-	for _, kind := range []Kind{Error{}.Kind, -1, 99} {
+	for _, kind := range []csierr.Kind{Error{}.Kind, -1, 99} {
 		if got := (&Error{Op: "stage", Path: "/p", Kind: kind}).GRPCStatus().Code(); got != codes.Unavailable {
 			t.Errorf("%v: code is %v, want UNAVAILABLE", kind, got)
 		}
-	}
-}
-
-func TestKindString(t *testing.T) {
-	seen := make(map[string]Kind)
-	for kind := range kinds {
-		if other, used := seen[kind.String()]; used || kind.String() == "" {
-			t.Errorf("%d and %d are both %q", int(kind), int(other), kind)
-		}
-		seen[kind.String()] = kind
-	}
-	if got := Kind(99).String(); got != "kind 99" {
-		t.Errorf("String = %q", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc/status"
 )
@@ -16,7 +17,7 @@ import (
 // lists each difference.
 func ExampleError() {
 	err := error(&nodeops.Error{
-		Op: "publish", VolumeID: "vol-1", Path: "/pods/a/mount", Kind: nodeops.KindConflict,
+		Op: "publish", VolumeID: "vol-1", Path: "/pods/a/mount", Kind: csierr.Conflict,
 		Diff: []nodeops.Difference{{What: "access", Have: "read-write", Want: "read-only"}},
 		Err:  errors.New("another volume or another configuration is published at the target path"),
 	})
@@ -33,10 +34,10 @@ func ExampleError() {
 }
 
 // A driver that needs another code for one kind of error branches on the kind.
-func ExampleKindOf() {
+func ExampleError_kind() {
 	err := fmt.Errorf("volume group vg1: %w",
-		&nodeops.Error{Op: "stage", Path: "/staging", Kind: nodeops.KindBusy, Err: errors.New("in use by process 42 (fsck)")})
-	if nodeops.KindOf(err) == nodeops.KindBusy {
+		&nodeops.Error{Op: "stage", Path: "/staging", Kind: csierr.Busy, Err: errors.New("in use by process 42 (fsck)")})
+	if csierr.KindOf(err) == csierr.Busy {
 		fmt.Println("retry later:", err)
 	}
 	// Output: retry later: volume group vg1: stage at /staging: in use by process 42 (fsck)

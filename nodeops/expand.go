@@ -19,9 +19,9 @@ type ExpandRequest struct {
 // idempotent: a file system of that size is not changed, and for a raw block volume only
 // the size is read.
 //
-// If nothing is mounted at the path, the error is KindNotFound; if the device is smaller
-// than RequiredBytes, KindUncertain; for a read-only mount, and for a mounted ext4 without
-// CAP_SYS_RESOURCE, KindPrecondition: the latter grows the next time it is staged.
+// If nothing is mounted at the path, the error is csierr.NotFound; if the device is smaller
+// than RequiredBytes, csierr.Uncertain; for a read-only mount, and for a mounted ext4 without
+// CAP_SYS_RESOURCE, csierr.Precondition: the latter grows the next time it is staged.
 func (n *Node) Expand(ctx context.Context, r ExpandRequest) (capacityBytes int64, err error) {
 	const op = "expand"
 	if err := checkVolumePath(r.VolumePath); err != nil {

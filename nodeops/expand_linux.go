@@ -8,6 +8,7 @@ import (
 	"path"
 	"unsafe"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/btrfs"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
@@ -26,14 +27,14 @@ func (n *Node) expand(ctx context.Context, r ExpandRequest, path resolvedPath) (
 	defer dev.close()
 	if dev.size < r.RequiredBytes && r.Rescan != nil {
 		if err := r.Rescan(dev.path); err != nil {
-			return 0, faultf(KindUncertain, "rescan the size of %s: %w", dev.path, err)
+			return 0, faultf(csierr.Uncertain, "rescan the size of %s: %w", dev.path, err)
 		}
 		if err := dev.measure(); err != nil {
 			return 0, err
 		}
 	}
 	if dev.size < r.RequiredBytes {
-		return 0, faultf(KindUncertain, "%s has %d bytes, %d are required: the device has not grown yet", dev.path, dev.size, r.RequiredBytes)
+		return 0, faultf(csierr.Uncertain, "%s has %d bytes, %d are required: the device has not grown yet", dev.path, dev.size, r.RequiredBytes)
 	}
 	if isBlockNode(m, dev) {
 		return dev.size, nil
@@ -83,7 +84,7 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 	}
 	if fsType == "ext4" {
 		if found, err := dev.probe(); err == nil && !found.Clean {
-			return faultf(KindPrecondition, "the file system has recorded errors: unstage and stage the volume to check and grow it")
+			return faultf(csierr.Precondition, "the file system has recorded errors: unstage and stage the volume to check and grow it")
 		}
 	}
 	m, err := mountedAt(target)
@@ -91,29 +92,29 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 		return err
 	}
 	if m.ReadOnly() {
-		return faultf(KindPrecondition, "mounted read-only, so it cannot grow to the %d bytes of its device: stage the volume read-write", dev.size)
+		return faultf(csierr.Precondition, "mounted read-only, so it cannot grow to the %d bytes of its device: stage the volume read-write", dev.size)
 	}
 	switch fsType {
 	case "ext4":
 		if !hasSysResource() {
-			return faultf(KindPrecondition, "a mounted ext4 grows only with CAP_SYS_RESOURCE, which this process lacks; the file system grows to %d bytes when the volume is staged the next time", dev.size)
+			return faultf(csierr.Precondition, "a mounted ext4 grows only with CAP_SYS_RESOURCE, which this process lacks; the file system grows to %d bytes when the volume is staged the next time", dev.size)
 		}
 		err = n.growBy(ctx, "resize2fs", dev.path)
 	case "xfs":
 		err = n.growXFS(ctx, target, dev)
 	case "btrfs":
 		if dev.size < btrfs.MinGrownSize {
-			return faultf(KindPrecondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.MinGrownSize), dev.size)
+			return faultf(csierr.Precondition, "the kernel grows a btrfs to %d bytes or more, the device has %d", int64(btrfs.MinGrownSize), dev.size)
 		}
 		err = growBtrfs(target)
 	default:
-		return faultf(KindPrecondition, "growing %s is not supported", fsType)
+		return faultf(csierr.Precondition, "growing %s is not supported", fsType)
 	}
 	if err != nil {
 		return err
 	}
 	if full, err = isFull(fsType, target, dev); err == nil && !full {
-		err = faultf(KindUncertain, "growing reported success, but the %s on %s does not use all %d bytes", fsType, dev.path, dev.size)
+		err = faultf(csierr.Uncertain, "growing reported success, but the %s on %s does not use all %d bytes", fsType, dev.path, dev.size)
 	}
 	return err
 }
@@ -121,7 +122,7 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 func (n *Node) growBy(ctx context.Context, name, arg string) error {
 	status, output, err := n.command(ctx, 0, name, arg)
 	if err == nil && status != 0 {
-		err = faultf(KindUncertain, "%s exited with status %d: %s", name, status, output)
+		err = faultf(csierr.Uncertain, "%s exited with status %d: %s", name, status, output)
 	}
 	return err
 }
@@ -161,7 +162,7 @@ func writeXFSSuperblock(target string) error {
 		request uintptr
 	}{{"FS_IOC_GETFSLABEL", getLabel}, {"FS_IOC_SETFSLABEL", setLabel}} {
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, dir.Fd(), x.request, uintptr(unsafe.Pointer(&label))); errno != 0 {
-			return faultf(KindUncertain, "the xfs has grown, but its superblock was not written: ioctl %s on %s: %w", x.name, target, errno)
+			return faultf(csierr.Uncertain, "the xfs has grown, but its superblock was not written: ioctl %s on %s: %w", x.name, target, errno)
 		}
 	}
 	return nil
@@ -179,9 +180,9 @@ func growBtrfs(target string) error {
 	}
 	switch {
 	case errors.Is(err, btrfs.ErrBusy):
-		return &fault{kind: KindBusy, err: err}
+		return &fault{kind: csierr.Busy, err: err}
 	case err != nil:
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -67,7 +68,7 @@ func TestStaleLinkToADevice(t *testing.T) {
 	r.Device = Device{Path: byID, Size: 64 * mib}
 
 	link(t, byID, other.dev.Path)
-	wantKind(t, ours.stage(r), KindPrecondition, "another disk")
+	wantKind(t, ours.stage(r), csierr.Precondition, "another disk")
 	ours.mustHaveMounts(ours.staging, 0)
 
 	link(t, byID, ours.dev.Path)
@@ -77,9 +78,9 @@ func TestStaleLinkToADevice(t *testing.T) {
 	// Whatever the caller has checked, the device that is staged is compared.
 	link(t, byID, other.dev.Path)
 	r.Device.Size = 0
-	wantKind(t, ours.stage(r), KindConflict, fmt.Sprintf("device is 7:%d", unix.Minor(ours.dev.Rdev)))
+	wantKind(t, ours.stage(r), csierr.Conflict, fmt.Sprintf("device is 7:%d", unix.Minor(ours.dev.Rdev)))
 	err := ours.publish("p", func(p *PublishFilesystemRequest) { p.Device.Path = byID })
-	wantKind(t, err, KindPrecondition, "shows device", "not "+other.dev.Path)
+	wantKind(t, err, csierr.Precondition, "shows device", "not "+other.dev.Path)
 	ours.mustHaveMounts(ours.staging, 1)
 
 	link(t, byID, ours.dev.Path)
@@ -95,7 +96,7 @@ func TestStaleLinkToADevice(t *testing.T) {
 	defer dev.close()
 	dev.path = other.dev.Path
 	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, ours.staging, "ext4", mountapi.Options{}))
-	wantKind(t, err, KindPrecondition, "now refers to a different device")
+	wantKind(t, err, csierr.Precondition, "now refers to a different device")
 	ours.mustHaveMounts(ours.staging, 0)
 	other.mustStage("ext4")
 	other.mustRead(other.staging+"/file", "other")
@@ -140,15 +141,15 @@ func TestDeviceThatIsNotReady(t *testing.T) {
 	byID := filepath.Join(t.TempDir(), "by-id")
 	r := f.stageRequest("ext4")
 	r.Device.Path = byID
-	wantKind(t, f.stage(r), KindPrecondition, "does not exist")
+	wantKind(t, f.stage(r), csierr.Precondition, "does not exist")
 
 	node := filepath.Join(t.TempDir(), "node") // of a driver that is not loaded: ENXIO
 	ok(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 17))))
 	link(t, byID, node)
-	wantKind(t, f.stage(r), KindPrecondition, "does not exist")
+	wantKind(t, f.stage(r), csierr.Precondition, "does not exist")
 
 	link(t, byID, "/dev/null")
-	wantKind(t, f.stage(r), KindPrecondition, "not a block device")
+	wantKind(t, f.stage(r), csierr.Precondition, "not a block device")
 	if len(log.lines) > 0 {
 		t.Errorf("ran %q for a device that is not ready", log.lines)
 	}
@@ -165,7 +166,7 @@ func TestUnreadableDeviceIsNeverFormatted(t *testing.T) {
 		ok(t, os.Truncate(f.image, 4096)) // the rest cannot be read; blkid calls it blank
 		log := f.with(Config{})
 		for range 20 {
-			wantKind(t, f.stage(f.stageRequest(c.fsType)), KindInternal, "cannot be read")
+			wantKind(t, f.stage(f.stageRequest(c.fsType)), csierr.Internal, "cannot be read")
 		}
 		if len(log.lines) > 0 {
 			t.Errorf("%s: ran %q", c.fsType, log.lines)
@@ -178,13 +179,13 @@ func TestUnreadableDeviceIsNeverFormatted(t *testing.T) {
 func TestBlockNodeThatIsAFile(t *testing.T) {
 	f := newFixture(t, 8*mib)
 	err := f.publishBlock("p", func(r *PublishBlockRequest) { r.Device.Path = f.image })
-	wantKind(t, err, KindPrecondition, "not a block device")
+	wantKind(t, err, csierr.Precondition, "not a block device")
 	if _, err := os.Lstat(f.target("p")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target was made (%v)", err)
 	}
 	f.write(f.target("p"), "")
 	ok(t, unix.Mount(f.image, f.target("p"), "", unix.MS_BIND, ""))
-	wantKind(t, f.publishBlock("p", nil), KindConflict, "want block device")
+	wantKind(t, f.publishBlock("p", nil), csierr.Conflict, "want block device")
 	ok(t, f.unpublish("p"))
 	ok(t, f.publishBlock("p", nil))
 	ok(t, f.unpublish("p"))
@@ -328,7 +329,7 @@ func TestTeardownNeedsNoState(t *testing.T) {
 	ok(t, os.Remove(f.image))
 	r := next.stageRequest("ext4")
 	r.StagingTargetPath = f.staging
-	wantKind(t, f.stage(r), KindConflict, "device is ")
+	wantKind(t, f.stage(r), csierr.Conflict, "device is ")
 	ok(t, f.node.Unpublish(t.Context(), UnpublishRequest{TargetPath: next.target("block")}))
 	if next.refusesWrites() {
 		t.Error("the block device stays read-only for its next volume")
@@ -371,7 +372,7 @@ func TestHungMountOfAnotherVolume(t *testing.T) {
 	ok(t, err)
 	_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 	ok(t, err)
-	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition, f.target("p"))
 	_, err = f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
 	ok(t, err)
 	_, err = f.node.Holders(t.Context(), Device{Path: f.dev.Path})
@@ -532,7 +533,7 @@ func TestStageAmongManyMounts(t *testing.T) {
 		f.mustStage("ext4")
 		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Exclusive = true }))
 	}
-	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition, f.target("p"))
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition, f.target("p"))
 	ok(t, f.unpublish("p"))
 	f.unstage()
 	for range 2 {
@@ -549,21 +550,21 @@ func TestNoFinalCodeWhileMounted(t *testing.T) {
 	ok(t, f.publish("p", nil))
 	r := f.stageRequest("ext4")
 	r.Device.Path = "/dev/missing"
-	wantKind(t, f.stage(r), KindUncertain, "does not exist")
+	wantKind(t, f.stage(r), csierr.Uncertain, "does not exist")
 	r = f.stageRequest("ext4")
 	r.Device.Size = mib
-	wantKind(t, f.stage(r), KindUncertain, "another disk")
+	wantKind(t, f.stage(r), csierr.Uncertain, "another disk")
 	// As after an error: only the superblock.
 	fs, err := unix.Fspick(unix.AT_FDCWD, f.staging, unix.FSPICK_CLOEXEC)
 	ok(t, err)
 	defer unix.Close(fs)
 	ok(t, unix.FsconfigSetFlag(fs, "ro"))
 	ok(t, unix.FsconfigReconfigure(fs))
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "read-only after an error")
-	wantKind(t, f.publish("p", nil), KindUncertain, "read-only after an error")
-	wantKind(t, f.publish("q", nil), KindPrecondition, "read-only after an error")
+	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Uncertain, "read-only after an error")
+	wantKind(t, f.publish("p", nil), csierr.Uncertain, "read-only after an error")
+	wantKind(t, f.publish("q", nil), csierr.Precondition, "read-only after an error")
 	ok(t, unmountAll(f.staging))
-	wantKind(t, f.publish("p", nil), KindUncertain, "stage the volume first")
-	wantKind(t, f.publishBlock("p", nil), KindUncertain, "mounted as a file system")
+	wantKind(t, f.publish("p", nil), csierr.Uncertain, "stage the volume first")
+	wantKind(t, f.publishBlock("p", nil), csierr.Uncertain, "mounted as a file system")
 	ok(t, f.unpublish("p"))
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/csikit/csikit/csierr"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -14,15 +15,15 @@ import (
 // kubelet retried what could not succeed or treated operations in flight as failed.
 // hetznercloud/csi-driver used ABORTED for other errors too. Here one table has all codes.
 func TestCodes(t *testing.T) {
-	for kind, want := range map[Kind]codes.Code{
-		KindUnknown:      codes.Unavailable,
-		KindInternal:     codes.Internal,
-		KindInvalid:      codes.InvalidArgument,
-		KindNotFound:     codes.NotFound,
-		KindConflict:     codes.AlreadyExists,
-		KindPrecondition: codes.FailedPrecondition,
-		KindBusy:         codes.Aborted,
-		KindUncertain:    codes.Unavailable,
+	for kind, want := range map[csierr.Kind]codes.Code{
+		csierr.Unknown:      codes.Unavailable,
+		csierr.Internal:     codes.Internal,
+		csierr.Invalid:      codes.InvalidArgument,
+		csierr.NotFound:     codes.NotFound,
+		csierr.Conflict:     codes.AlreadyExists,
+		csierr.Precondition: codes.FailedPrecondition,
+		csierr.Busy:         codes.Aborted,
+		csierr.Uncertain:    codes.Unavailable,
 	} {
 		if got := status.Code(wrap("op", "v", "/p", fmt.Errorf("outer: %w", faultf(kind, "inner")))); got != want {
 			t.Errorf("kind %v: code %v, want %v", kind, got, want)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -33,13 +34,13 @@ func TestUnpublishDeletesNothing(t *testing.T) {
 
 	keep, err := os.Open(target + "/dir/below/file")
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy)
 	intact(target)
 	keep.Close()
 
 	// The pod's own mount inside of it is not unmounted either.
 	ok(t, unix.Mount("tmpfs", target+"/dir", "tmpfs", 0, ""))
-	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy)
 	ok(t, unix.Unmount(target+"/dir", 0))
 	intact(target)
 
@@ -49,7 +50,7 @@ func TestUnpublishDeletesNothing(t *testing.T) {
 	// Nothing is mounted, and another process has created files there.
 	ok(t, os.MkdirAll(target+"/dir/below", 0o755))
 	ok(t, os.WriteFile(target+"/dir/below/file", []byte("data"), 0o600))
-	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindPrecondition, "not empty")
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Precondition, "not empty")
 	intact(target)
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}))
 	intact(target)
@@ -229,7 +230,7 @@ func TestLongestPath(t *testing.T) {
 	}
 	_, err := n.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: target})
 	ok(t, err)
-	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, target)
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), csierr.Precondition, target)
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is still there (%v)", err)

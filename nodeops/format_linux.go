@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/probe"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -36,7 +37,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	defer claim.Close()
 	m := newMark(r.VolumeID, r.FSType, dev.size)
 	if err := dev.writeMark(m); err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	args := append(slices.Clone(fs.mkfs[1:]), without...)
 	switch {
@@ -53,11 +54,11 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
 	closeWithoutFork(claim.Close) // a mkfs that still runs keeps the lock
 	if failed == nil && status != 0 {
-		failed = faultf(KindUncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
+		failed = faultf(csierr.Uncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}
 	release, err = dev.hold() // not mountable until the mark is cleared
 	if err != nil {
-		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+		return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 	}
 	defer release()
 	found, err = n.probeDevice(ctx, dev, r.VolumeID, true)
@@ -75,9 +76,9 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	switch {
 	case failed != nil || err != nil:
-		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+		return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 	case found.Kind != probe.Filesystem || found.Type != r.FSType || found.Incomplete:
-		return faultf(KindUncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
+		return faultf(csierr.Uncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
 	case !found.mark.whole(r.FSType) && len(found.mark.places) > 0:
 		n.log.Warn("mkfs overwrites its mark: an interrupted mkfs on such a device would not be detected", "command", args, "bytes", dev.size, "places", found.mark.places)
 	}
@@ -100,7 +101,7 @@ func (n *Node) compatFeatureArgs(ctx context.Context, fs filesystem, oldestKerne
 	}
 	have, ok := findVersion(output)
 	if !ok || status != 0 {
-		return nil, faultf(KindPrecondition, "%s -V (exit status %d) does not print a version: %s", fs.mkfs[0], status, output)
+		return nil, faultf(csierr.Precondition, "%s -V (exit status %d) does not print a version: %s", fs.mkfs[0], status, output)
 	}
 	return fs.disableArgs(kernel, have), nil
 }
@@ -128,7 +129,7 @@ func (n *Node) finishFormat(ctx context.Context, dev *device, found contents) er
 		return err
 	}
 	if status != 0 {
-		return faultf(KindPrecondition, "%s holds a %v whose mkfs was interrupted, and %s finds it damaged (exit status %d); "+zeroing+": %s",
+		return faultf(csierr.Precondition, "%s holds a %v whose mkfs was interrupted, and %s finds it damaged (exit status %d); "+zeroing+": %s",
 			dev.path, found, filesystems[found.Type].check[0], status, dev.path, output)
 	}
 	return dev.clearMark(found.mark)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 
+	"github.com/csikit/csikit/csierr"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,7 @@ func (d *device) writeMark(m mark) error {
 // earlier writes to the device are durable then.
 func (d *device) clearMark(s markSearch) error {
 	if err := d.compareBlocks(s.ours); err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	zeros := make(map[int64][]byte, len(s.ours))
 	for place := range s.ours {
@@ -35,7 +36,7 @@ func (d *device) clearMark(s markSearch) error {
 		err = d.writeBlocks(zeros)
 	}
 	if err != nil {
-		return faultf(KindUncertain, "clear the csikit mkfs mark on %s: %w", d.path, err)
+		return faultf(csierr.Uncertain, "clear the csikit mkfs mark on %s: %w", d.path, err)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/crash"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/probe"
@@ -198,7 +199,7 @@ func TestMarkIsNotEnough(t *testing.T) {
 			ok(t, err)
 			r := f.stageRequest("ext4")
 			r.MustHoldData = test.name == "clone or restore"
-			wantKind(t, f.stage(r), KindPrecondition, test.words)
+			wantKind(t, f.stage(r), csierr.Precondition, test.words)
 			after, err := os.ReadFile(f.image)
 			ok(t, err)
 			if !bytes.Equal(before, after) {
@@ -212,7 +213,7 @@ func TestMarkIsNotEnough(t *testing.T) {
 		debris(f)
 		r := f.stageRequest("ext4")
 		r.ReadOnly = true
-		wantKind(t, f.stage(r), KindPrecondition, "stage the volume read-write once")
+		wantKind(t, f.stage(r), csierr.Precondition, "stage the volume read-write once")
 		ok(t, f.stage(f.stageRequest("ext4"))) // which is the one case where it is formatted
 	})
 }
@@ -283,7 +284,7 @@ func TestCompleteWithMark(t *testing.T) {
 					}
 				}
 			}
-			wantKind(t, f.stage(f.stageRequest(c.fsType)), KindPrecondition, "damaged", "blkdiscard -z")
+			wantKind(t, f.stage(f.stageRequest(c.fsType)), csierr.Precondition, "damaged", "blkdiscard -z")
 			if !f.probeDevice().mark.whole(c.fsType) {
 				t.Error("the mark is gone")
 			}
@@ -294,8 +295,8 @@ func TestCompleteWithMark(t *testing.T) {
 // A mkfs that refuses leaves the device as blank as it was, for another type.
 func TestMkfsRefuses(t *testing.T) {
 	f := newFixture(t, 64*mib)
-	wantKind(t, f.stage(f.stageRequest("xfs")), KindUncertain, "mkfs.xfs", "300MB")
-	wantKind(t, f.stage(f.stageRequest("btrfs")), KindUncertain, "mkfs.btrfs", "too small")
+	wantKind(t, f.stage(f.stageRequest("xfs")), csierr.Uncertain, "mkfs.xfs", "300MB")
+	wantKind(t, f.stage(f.stageRequest("btrfs")), csierr.Uncertain, "mkfs.btrfs", "too small")
 	all, err := os.ReadFile(f.image)
 	ok(t, err)
 	if len(bytes.Trim(all, "\x00")) > 0 {
@@ -316,7 +317,7 @@ kill -9 $$
 	ok(t, os.WriteFile(fake+"/mke2fs", []byte(script), 0o755))
 	path := os.Getenv("PATH")
 	t.Setenv("PATH", fake+":"+path)
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindUncertain, "mke2fs")
+	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Uncertain, "mke2fs")
 	t.Setenv("PATH", path)
 	f.mustStage("ext4")
 }
@@ -445,7 +446,7 @@ func TestKilledWhileFormatting(t *testing.T) {
 				left[fmt.Sprintf("%s: %s, %d places marked", power, what, len(found.mark.ours))]++
 				err := f.stage(f.stageRequest(c.fsType))
 				var e *Error
-				if errors.As(err, &e) && e.Kind == KindPrecondition {
+				if errors.As(err, &e) && e.Kind == csierr.Precondition {
 					refused++
 					t.Errorf("left %v: %v", found, err)
 					return
@@ -564,7 +565,7 @@ func TestForeignMarkIsNeverTouched(t *testing.T) {
 	ok(t, err)
 	for range 3 {
 		for _, fsType := range []string{"ext4", "xfs"} {
-			wantKind(t, f.stage(f.stageRequest(fsType)), KindPrecondition, "blkdiscard -z "+f.dev.Path)
+			wantKind(t, f.stage(f.stageRequest(fsType)), csierr.Precondition, "blkdiscard -z "+f.dev.Path)
 		}
 		f.reattach(f.image)
 	}
@@ -680,12 +681,12 @@ exec %s "$@"
 	r.OldestKernel = "5.4"
 
 	program("mke2fs of no version")
-	wantKind(t, f.stage(r), KindPrecondition, "mke2fs -V", "does not print a version")
+	wantKind(t, f.stage(r), csierr.Precondition, "mke2fs -V", "does not print a version")
 	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}
 	program("mke2fs 1.47.0 (5-Feb-2023)") // this is what a wrong table would do
-	wantKind(t, f.stage(r), KindUncertain, "Invalid filesystem option")
+	wantKind(t, f.stage(r), csierr.Uncertain, "Invalid filesystem option")
 	program("mke2fs 1.46.6 (1-Feb-2023)")
 	ok(t, f.stage(r))
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/csikit/csikit/csierr"
 )
 
 // filesystem describes a file system type.
@@ -109,9 +111,9 @@ func parseKernel(text string) (version, error) {
 	v, ok := findVersion(text)
 	switch {
 	case !ok || versionNumber.FindString(text) != text:
-		return v, faultf(KindInvalid, "oldest kernel %q is not a version such as 5.4 or 5.4.0", text)
+		return v, faultf(csierr.Invalid, "oldest kernel %q is not a version such as 5.4 or 5.4.0", text)
 	case v.before(earliest):
-		return v, faultf(KindInvalid, "oldest kernel %s is before 3.16, the earliest supported", text)
+		return v, faultf(csierr.Invalid, "oldest kernel %s is before 3.16, the earliest supported", text)
 	}
 	return v, nil
 }

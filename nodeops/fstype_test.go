@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/csikit/csikit/csierr"
 )
 
 func TestFindVersion(t *testing.T) {
@@ -29,7 +31,7 @@ func TestParseKernel(t *testing.T) {
 	}
 	for _, text := range []string{"5", "v5.4", "5.4-generic", "5.4.0-150-generic", "5.4.0.1", " 5.4", "5.4\n", "5,4", "-5.4", "99999.1", "latest", "3.15", "2.6.32", "0.0"} {
 		_, err := checkStage(StageFilesystemRequest{StagingTargetPath: "/s", FSType: "ext4", OldestKernel: text})
-		if f := (*fault)(nil); !errors.As(err, &f) || f.kind != KindInvalid {
+		if f := (*fault)(nil); !errors.As(err, &f) || f.kind != csierr.Invalid {
 			t.Errorf("%q: %v, want that it is invalid", text, err)
 		}
 	}

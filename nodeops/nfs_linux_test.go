@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/nfsd"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -127,15 +128,15 @@ func TestNFS(t *testing.T) {
 		}
 
 		r.ReadOnly = false
-		wantKind(t, f.node.PublishShare(t.Context(), r), KindConflict, "access is read-only")
+		wantKind(t, f.node.PublishShare(t.Context(), r), csierr.Conflict, "access is read-only")
 		for flag, want := range map[string]string{"vers=4.1": "vers", "proto=udp": "proto"} {
 			r := f.request("p")
 			r.MountFlags = []string{flag}
-			wantKind(t, f.node.PublishShare(t.Context(), r), KindConflict, want)
+			wantKind(t, f.node.PublishShare(t.Context(), r), csierr.Conflict, want)
 		}
 		r = f.request("p")
 		r.Source = f.Export("other", "rw")
-		wantKind(t, f.node.PublishShare(t.Context(), r), KindConflict, "source is "+f.source)
+		wantKind(t, f.node.PublishShare(t.Context(), r), csierr.Conflict, "source is "+f.source)
 
 		for _, pod := range []string{"p", "ro"} {
 			for range 2 {
@@ -155,12 +156,12 @@ func (f *nfs) write(path, text string) {
 // not report that an export does not exist to a client without access.
 func TestNFSRefused(t *testing.T) {
 	onEachVersion(t, Config{HelperTimeout: time.Minute}, func(t *testing.T, f *nfs) {
-		export := KindNotFound
+		export := csierr.NotFound
 		if strings.HasPrefix(f.flags, "vers=3") {
-			export = KindInternal
+			export = csierr.Internal
 		}
-		for source, kind := range map[string]Kind{
-			f.source + "/missing":                             KindNotFound,
+		for source, kind := range map[string]csierr.Kind{
+			f.source + "/missing":                             csierr.NotFound,
 			strings.TrimSuffix(f.source, "share") + "missing": export,
 		} {
 			r := f.request("p")

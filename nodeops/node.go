@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -174,16 +175,16 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 			return nil
 		}
 		var f *fault
-		if errors.As(err, &f) && (f.kind == KindConflict || f.kind == KindBusy || f.kind == KindUncertain) {
+		if errors.As(err, &f) && (f.kind == csierr.Conflict || f.kind == csierr.Busy || f.kind == csierr.Uncertain) {
 			return err
 		}
 		if on, e := mountapi.At(target.path); e == nil && len(on) == 0 {
-			if f == nil && !isInterrupted(err) {
-				err = &fault{kind: KindInternal, err: err}
+			if f == nil && csierr.KindOf(err) == csierr.Unknown {
+				err = &fault{kind: csierr.Internal, err: err}
 			}
 			return err
 		}
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	})
 }
 
@@ -235,7 +236,7 @@ func canonicalPath(path string) resolvedPath {
 // target returns the path for an operation that mounts: its parent has to exist.
 func (p resolvedPath) target() (string, error) {
 	if errors.Is(p.err, fs.ErrNotExist) {
-		return "", faultf(KindPrecondition, "the parent directory of %s does not exist; the CO creates it: %w", p.path, p.err)
+		return "", faultf(csierr.Precondition, "the parent directory of %s does not exist; the CO creates it: %w", p.path, p.err)
 	}
 	return p.path, p.err
 }
@@ -248,7 +249,7 @@ func (p resolvedPath) volume() (string, error) {
 	return p.path, p.err
 }
 
-var errNotMounted = faultf(KindNotFound, "no volume is mounted at the path")
+var errNotMounted = faultf(csierr.NotFound, "no volume is mounted at the path")
 
 // lock locks the name of a device or share until unlock is called. It is for use inside
 // of run, and held for a few system calls only; of these a mount may hang with its device.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/csikit/csikit/csierr"
 )
 
 // ran collects the command lines of the log.
@@ -70,7 +72,7 @@ func TestFsckPolicy(t *testing.T) {
 	}
 	r := f.stageRequest("ext4")
 	r.Fsck = FsckAlways + 1
-	wantKind(t, f.stage(r), KindInvalid, "Fsck")
+	wantKind(t, f.stage(r), csierr.Invalid, "Fsck")
 }
 
 // ceph/ceph-csi#859, rook/rook#4914: xfs_repair was run before the log was replayed. It is
@@ -121,11 +123,11 @@ func TestRescan(t *testing.T) {
 	ok(t, os.Truncate(f.image, 640*mib)) // which the loop device does not notice
 	r := ExpandRequest{VolumeID: "v", VolumePath: f.staging, RequiredBytes: 640 * mib}
 	_, err := f.node.Expand(t.Context(), r)
-	wantKind(t, err, KindUncertain, "has not grown yet")
+	wantKind(t, err, csierr.Uncertain, "has not grown yet")
 
 	r.Rescan = func(string) error { return errors.New("no luck") }
 	_, err = f.node.Expand(t.Context(), r)
-	wantKind(t, err, KindUncertain, "no luck")
+	wantKind(t, err, csierr.Uncertain, "no luck")
 
 	var rescanned []string
 	r.Rescan = func(path string) error {
@@ -149,10 +151,10 @@ func TestStageWithoutADirectory(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	r := f.stageRequest("ext4")
 	r.StagingTargetPath = f.target("missing")
-	wantKind(t, f.stage(r), KindPrecondition, "staging directory")
+	wantKind(t, f.stage(r), csierr.Precondition, "staging directory")
 	f.write(f.target("file"), "")
 	r.StagingTargetPath = f.target("file")
-	wantKind(t, f.stage(r), KindConflict, "want a directory")
+	wantKind(t, f.stage(r), csierr.Conflict, "want a directory")
 	if found := f.probeDevice(); found.String() != "blank" {
 		t.Errorf("the device holds %v", found)
 	}
@@ -166,11 +168,11 @@ func TestStageBlock(t *testing.T) {
 	for range 2 {
 		ok(t, stage(Device{Path: f.dev.Path, Size: 64 * mib}))
 	}
-	wantKind(t, stage(Device{Path: f.dev.Path, Size: 32 * mib}), KindPrecondition, "may be another disk")
-	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), KindPrecondition, "does not exist")
+	wantKind(t, stage(Device{Path: f.dev.Path, Size: 32 * mib}), csierr.Precondition, "may be another disk")
+	wantKind(t, stage(Device{Path: "/dev/nosuchdevice"}), csierr.Precondition, "does not exist")
 	if found := f.probeDevice(); found.String() != "blank" || len(f.mounts(f.staging)) > 0 {
 		t.Errorf("the device holds %v, mounted is %v", found, f.mounts(f.staging))
 	}
 	f.mustStage("ext4")
-	wantKind(t, stage(Device{Path: f.dev.Path}), KindPrecondition, "mounted as a file system")
+	wantKind(t, stage(Device{Path: f.dev.Path}), csierr.Precondition, "mounted as a file system")
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/probe"
 )
 
@@ -36,26 +37,26 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 	if found.Kind == probe.Blank || found.mark.interrupted(found.Result, r.FSType) {
 		switch {
 		case r.MustHoldData:
-			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
+			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
 		case readOnly:
-			return faultf(KindPrecondition, "%s is blank or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
+			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
 		}
 		return n.format(ctx, r, dev, found, release)
 	}
 	if found.Kind != probe.Filesystem {
-		return faultf(KindPrecondition, "%s holds %v and is formatted only if it is blank: "+zeroing, dev.path, found, dev.path)
+		return faultf(csierr.Precondition, "%s holds %v and is formatted only if it is blank: "+zeroing, dev.path, found, dev.path)
 	}
 	if found.Type != r.FSType {
-		return faultf(KindPrecondition, "%s holds a %v, but %s was requested: request the type that it has; "+zeroing, dev.path, found, r.FSType, dev.path)
+		return faultf(csierr.Precondition, "%s holds a %v, but %s was requested: request the type that it has; "+zeroing, dev.path, found, r.FSType, dev.path)
 	}
 	if found.Devices > 1 {
-		return faultf(KindPrecondition, "%s is one of the %d devices of a %v: multi-device file systems are not supported", dev.path, found.Devices, found)
+		return faultf(csierr.Precondition, "%s is one of the %d devices of a %v: multi-device file systems are not supported", dev.path, found.Devices, found)
 	}
 	if found.Size > dev.size {
-		return faultf(KindPrecondition, "%s has %d bytes, too small for the %v that it holds: expand the device", dev.path, dev.size, found)
+		return faultf(csierr.Precondition, "%s has %d bytes, too small for the %v that it holds: expand the device", dev.path, dev.size, found)
 	}
 	if found.Incomplete {
-		return faultf(KindPrecondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
+		return faultf(csierr.Precondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
 	if len(found.mark.ours) > 0 && !readOnly {
 		if err := n.finishFormat(ctx, dev, found); err != nil {
@@ -124,7 +125,7 @@ func (n *Node) confirmBlank(ctx context.Context, dev *device) error {
 	}
 	// blkid(8): 2 is "nothing found", and also "cannot read"; probe has read it.
 	if status != 2 {
-		return faultf(KindPrecondition, "%s reads as blank, but blkid (exit status %d) reports: %s", dev.path, status, output)
+		return faultf(csierr.Precondition, "%s reads as blank, but blkid (exit status %d) reports: %s", dev.path, status, output)
 	}
 	return nil
 }
@@ -146,7 +147,7 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 	}
 	// e2fsck(8): a bit mask; 1 and 2 say that errors were corrected.
 	if status&^3 != 0 {
-		return faultf(KindPrecondition, "e2fsck -p cannot repair %s (exit status %d); run e2fsck by hand: %s", dev.path, status, output)
+		return faultf(csierr.Precondition, "e2fsck -p cannot repair %s (exit status %d); run e2fsck by hand: %s", dev.path, status, output)
 	}
 	if full {
 		return nil
@@ -156,7 +157,7 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 		return err
 	}
 	if status != 0 {
-		return faultf(KindUncertain, "resize2fs %s exited with status %d: %s", dev.path, status, output)
+		return faultf(csierr.Uncertain, "resize2fs %s exited with status %d: %s", dev.path, status, output)
 	}
 	return nil
 }

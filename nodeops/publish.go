@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
@@ -22,8 +23,8 @@ type PublishFilesystemRequest struct {
 // creates. A read-only target is attached read-only: it is never writable first.
 //
 // It is idempotent. If nothing, a corrupted mount or another device is mounted at the
-// staging path, the error is KindPrecondition: stage first. A mount at the target that
-// differs is KindConflict with every difference; a corrupted one is replaced. On an error
+// staging path, the error is csierr.Precondition: stage first. A mount at the target that
+// differs is csierr.Conflict with every difference; a corrupted one is replaced. On an error
 // the target is as it was before, except that corrupted mounts may have been unmounted.
 func (n *Node) PublishFilesystem(ctx context.Context, r PublishFilesystemRequest) error {
 	const op = "publish"
@@ -55,7 +56,7 @@ type PublishBlockRequest struct {
 //
 // A read-only bind mount of a device node does not prevent writes, so ReadOnly is enforced
 // on the device itself, as long as every publication of it is read-only. Publishing one
-// device both read-only and read-write is KindPrecondition and names the other path (but
+// device both read-only and read-write is csierr.Precondition and names the other path (but
 // see Config.DeviceCgroup). Idempotency and errors are those of PublishFilesystem.
 func (n *Node) PublishBlock(ctx context.Context, r PublishBlockRequest) error {
 	const op = "publish"
@@ -76,7 +77,7 @@ type UnpublishRequest struct {
 // Unpublish unmounts everything that is mounted at the target path, file system or block
 // device, stacked mounts included, and removes the path by unlink or rmdir. It is
 // idempotent: if nothing is mounted or the path does not exist, it succeeds. A directory
-// that is not empty after the unmount is KindPrecondition and not removed.
+// that is not empty after the unmount is csierr.Precondition and not removed.
 //
 // It needs no information about the volume, and never opens or stats the mount, which may
 // be hung (but see Config.Unmount).
@@ -95,7 +96,7 @@ func (n *Node) Unpublish(ctx context.Context, r UnpublishRequest) error {
 func parseFlags(flags []string, readOnly bool) (mountapi.Options, error) {
 	opts, err := mountapi.ParseOptions(flags)
 	if err != nil {
-		return mountapi.Options{}, &fault{kind: KindInvalid, err: err}
+		return mountapi.Options{}, &fault{kind: csierr.Invalid, err: err}
 	}
 	if readOnly {
 		opts.Attr |= mountapi.ReadOnly
@@ -105,10 +106,10 @@ func parseFlags(flags []string, readOnly bool) (mountapi.Options, error) {
 
 func checkPath(p string) error {
 	if !filepath.IsAbs(p) {
-		return faultf(KindInvalid, "path %q is not absolute", p)
+		return faultf(csierr.Invalid, "path %q is not absolute", p)
 	}
 	if filepath.Clean(p) == string(filepath.Separator) {
-		return faultf(KindInvalid, "path is the root directory")
+		return faultf(csierr.Invalid, "path is the root directory")
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		return err
 	}
 	if len(staged) == 0 {
-		return faultf(KindPrecondition, "nothing is mounted at the staging path %s: stage the volume first", r.StagingTargetPath)
+		return faultf(csierr.Precondition, "nothing is mounted at the staging path %s: stage the volume first", r.StagingTargetPath)
 	}
 	source := staged[len(staged)-1]
 	if r.Device.Path != "" {
@@ -42,25 +43,25 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		}
 		dev.close()
 		if dev.major != source.Major || dev.minor != source.Minor {
-			return faultf(KindPrecondition, "the staging path %s shows device %d:%d (%s), not %s: unstage and stage the volume again",
+			return faultf(csierr.Precondition, "the staging path %s shows device %d:%d (%s), not %s: unstage and stage the volume again",
 				r.StagingTargetPath, source.Major, source.Minor, source.Source, dev.path)
 		}
 	}
 	if source.Root != "/" {
-		return faultf(KindPrecondition, "the staging path %s shows %s of a file system, not its root: unstage and stage the volume again", r.StagingTargetPath, source.Root)
+		return faultf(csierr.Precondition, "the staging path %s shows %s of a file system, not its root: unstage and stage the volume again", r.StagingTargetPath, source.Root)
 	}
 	if source.SuperReadOnly() && !source.MountReadOnly() && attr&mountapi.ReadOnly == 0 {
-		return faultf(KindPrecondition, "the file system went read-only after an error: unstage and stage the volume, or repair the device")
+		return faultf(csierr.Precondition, "the file system went read-only after an error: unstage and stage the volume, or repair the device")
 	}
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
-		return faultf(KindPrecondition, "the volume is staged read-only: unstage and stage it read-write, or publish it read-only")
+		return faultf(csierr.Precondition, "the volume is staged read-only: unstage and stage it read-write, or publish it read-only")
 	}
 	on, err := n.healthyAt(ctx, target)
 	if err != nil {
 		return err
 	}
 	if why := corrupted(staging); why != nil {
-		return faultf(KindPrecondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
+		return faultf(csierr.Precondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
 	}
 	// A bind mount inherits the attributes of the staging mount.
 	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
@@ -78,7 +79,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 			return err
 		}
 		if others := table.elsewhere(source, staging, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
+			return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -88,10 +89,10 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	if err := n.bind(ctx, staging, target, attr, func(tree *mountapi.Tree) error {
 		major, minor, err := treeDevice(tree, source.FSType)
 		if err != nil {
-			return &fault{kind: KindUncertain, err: err}
+			return &fault{kind: csierr.Uncertain, err: err}
 		}
 		if major != source.Major || minor != source.Minor {
-			return faultf(KindUncertain, "the mount at the staging path was replaced by another process; retry")
+			return faultf(csierr.Uncertain, "the mount at the staging path was replaced by another process; retry")
 		}
 		return nil
 	}); err != nil {
@@ -133,7 +134,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 		return n.setAccess(dev, r.ReadOnly, others) // it may have been changed since
 	}
 	if r.Exclusive && len(others) > 0 {
-		return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
+		return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 	}
 	undo, err := makeFile(target)
 	if err != nil {
@@ -147,7 +148,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 				return err
 			}
 			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
-				return faultf(KindUncertain, "%s now refers to a different device; retry", dev.path)
+				return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
 			}
 			return nil
 		})
@@ -195,7 +196,7 @@ func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) er
 	}
 	for _, o := range others {
 		if o.ReadOnly() != readOnly {
-			return faultf(KindPrecondition, "the device is published %s at %s: a block device cannot be both read-only and read-write",
+			return faultf(csierr.Precondition, "the device is published %s at %s: a block device cannot be both read-only and read-write",
 				access(o.ReadOnly()), o.MountPoint)
 		}
 	}
@@ -257,17 +258,17 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 		return nil
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(KindPrecondition, "nothing is mounted at the target path, but %s is %s, which is not deleted: move the data away, then delete the path", target, describe(st))
+		return faultf(csierr.Precondition, "nothing is mounted at the target path, but %s is %s, which is not deleted: move the data away, then delete the path", target, describe(st))
 	}
 	err = remove(target)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return faultf(KindPrecondition, "nothing is mounted at the target path, but the directory is not empty and is not deleted: move the data away, then delete the path: %w", err)
+		return faultf(csierr.Precondition, "nothing is mounted at the target path, but the directory is not empty and is not deleted: move the data away, then delete the path: %w", err)
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	return nil
 }
@@ -278,7 +279,7 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	dev, err := readOnlyNode(target)
 	if err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	if dev == nil {
 		return n.unmountBounded(ctx, target)
@@ -287,7 +288,7 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	defer n.lock(dev.name())()
 	table, err := readTable()
 	if err != nil {
-		return &fault{kind: KindUncertain, err: err}
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	last := len(table.nodes(dev, target)) == 0
 	// The flag is cleared first: once nothing is mounted, a retry could not find the device.
@@ -307,7 +308,7 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	if kept != nil {
 		// A retry succeeds: a device that is always read-only, not because of our flag,
 		// must not block the teardown indefinitely.
-		return &fault{kind: KindUncertain, err: kept}
+		return &fault{kind: csierr.Uncertain, err: kept}
 	}
 	return nil
 }

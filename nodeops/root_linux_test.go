@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
@@ -154,14 +155,14 @@ func (f *fixture) write(path, text string) {
 	}
 }
 
-func wantKind(t *testing.T, err error, kind Kind, words ...string) {
+func wantKind(t *testing.T, err error, kind csierr.Kind, words ...string) {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) || e.Kind != kind {
 		t.Fatalf("error is %v, want one of kind %v", err, kind)
 	}
-	if got := status.Code(err); got != kinds[kind].code {
-		t.Errorf("code is %v, want %v", got, kinds[kind].code)
+	if got := status.Code(err); got != kind.Code() {
+		t.Errorf("code is %v, want %v", got, kind.Code())
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
@@ -209,7 +210,7 @@ func TestStagePublishRoundTrip(t *testing.T) {
 			}
 			// kubernetes/kubernetes#106902: a device was detached though it was still mounted.
 			err := f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging})
-			wantKind(t, err, KindPrecondition, "still published", f.target("rw"), f.target("ro"))
+			wantKind(t, err, csierr.Precondition, "still published", f.target("rw"), f.target("ro"))
 
 			for range 2 {
 				ok(t, f.unpublish("rw"))
@@ -245,27 +246,27 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 	tests := []struct {
 		name  string
 		setup func(*fixture)
-		kind  Kind
+		kind  csierr.Kind
 		words string
 	}{
-		{"data at the start", fill(0, "precious"), KindPrecondition, "unknown kind"},
-		{"data at the end", fill(size-8, "precious"), KindPrecondition, "unknown kind"},
-		{"data in place of an ext backup superblock", fill(8*mib, "precious"), KindPrecondition, "unknown kind"},
-		{"LUKS", fill(0, "LUKS\xba\xbe"), KindPrecondition, "crypto_LUKS"},
-		{"swap", fill(4086, "SWAPSPACE2"), KindPrecondition, "swap"},
-		{"partition table", fill(510, "\x55\xaa"), KindPrecondition, "dos"},
+		{"data at the start", fill(0, "precious"), csierr.Precondition, "unknown kind"},
+		{"data at the end", fill(size-8, "precious"), csierr.Precondition, "unknown kind"},
+		{"data in place of an ext backup superblock", fill(8*mib, "precious"), csierr.Precondition, "unknown kind"},
+		{"LUKS", fill(0, "LUKS\xba\xbe"), csierr.Precondition, "crypto_LUKS"},
+		{"swap", fill(4086, "SWAPSPACE2"), csierr.Precondition, "swap"},
+		{"partition table", fill(510, "\x55\xaa"), csierr.Precondition, "dos"},
 		{"another file system", func(f *fixture) {
 			_, _, err := f.node.command(t.Context(), 0, "mkfs.ext4", "-q", f.dev.Path)
 			ok(f.t, err)
-		}, KindPrecondition, "ext4 file system"},
+		}, csierr.Precondition, "ext4 file system"},
 		// The image was truncated below the attached device: reads fail with EIO,
 		// and blkid reports the same as for a blank device.
-		{"unreadable", func(f *fixture) { ok(f.t, os.Truncate(f.image, 4096)) }, KindInternal, "cannot be read"},
+		{"unreadable", func(f *fixture) { ok(f.t, os.Truncate(f.image, 4096)) }, csierr.Internal, "cannot be read"},
 		{"held by a program", func(f *fixture) {
 			fd, err := unix.Open(f.dev.Path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 			ok(f.t, err)
 			f.t.Cleanup(func() { unix.Close(fd) })
-		}, KindBusy, "in use"},
+		}, csierr.Busy, "in use"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -290,19 +291,19 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 		f := newFixture(t, size)
 		r := f.stageRequest("ext4")
 		r.Device.Path = "/dev/csikit-no-such-device"
-		wantKind(t, f.stage(r), KindPrecondition, "does not exist")
+		wantKind(t, f.stage(r), csierr.Precondition, "does not exist")
 	})
 	t.Run("must hold data", func(t *testing.T) {
 		f := newFixture(t, size)
 		r := f.stageRequest("ext4")
 		r.MustHoldData = true
-		wantKind(t, f.stage(r), KindPrecondition, "blank")
+		wantKind(t, f.stage(r), csierr.Precondition, "blank")
 	})
 	t.Run("read-only", func(t *testing.T) {
 		f := newFixture(t, size)
 		r := f.stageRequest("ext4")
 		r.ReadOnly = true
-		wantKind(t, f.stage(r), KindPrecondition, "blank")
+		wantKind(t, f.stage(r), csierr.Precondition, "blank")
 	})
 	t.Run("no blkid", func(t *testing.T) {
 		f := newFixture(t, size)
@@ -312,7 +313,7 @@ func TestOnlyBlankIsFormatted(t *testing.T) {
 		ok(t, os.Symlink(real, dir+"/mke2fs"))
 		t.Setenv("PATH", dir)
 		err = f.stage(f.stageRequest("ext4"))
-		wantKind(t, err, KindInternal, "blkid is not installed")
+		wantKind(t, err, csierr.Internal, "blkid is not installed")
 	})
 }
 
@@ -328,7 +329,7 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 	} {
 		r := f.stageRequest("ext4")
 		r.Device = d
-		wantKind(t, f.stage(r), KindPrecondition)
+		wantKind(t, f.stage(r), csierr.Precondition)
 	}
 	r := f.stageRequest("ext4")
 	r.Device.Size = 64 * mib
@@ -342,10 +343,10 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 // that was not staged, and the pod wrote to the node's own disk.
 func TestPublishNeedsTheStagedDevice(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
-		wantKind(t, f.publish("p", nil), KindPrecondition, "stage the volume first")
+		wantKind(t, f.publish("p", nil), csierr.Precondition, "stage the volume first")
 		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
 		err := f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path })
-		wantKind(t, err, KindPrecondition, f.dev.Path)
+		wantKind(t, err, csierr.Precondition, f.dev.Path)
 		if _, err := os.Lstat(f.target("p")); err == nil {
 			t.Error("the target was made and left")
 		}
@@ -353,7 +354,7 @@ func TestPublishNeedsTheStagedDevice(t *testing.T) {
 		f.mustStage(fsType)
 		other := newFixture(t, 8*mib)
 		err = f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = other.dev.Path })
-		wantKind(t, err, KindPrecondition, "shows device "+f.open().name(), "not "+other.dev.Path)
+		wantKind(t, err, csierr.Precondition, "shows device "+f.open().name(), "not "+other.dev.Path)
 		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.Device.Path = f.dev.Path }))
 		at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path})
 		if want := []string{f.target("p"), f.staging}; err != nil || !slices.Equal(at, want) {
@@ -367,36 +368,36 @@ func TestConflictsListTheDifferences(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		ok(t, unix.Mount("tmpfs", f.staging, "tmpfs", 0, ""))
 		err := f.stage(f.stageRequest(fsType))
-		wantKind(t, err, KindConflict, "device", "file system type is tmpfs, want "+fsType)
+		wantKind(t, err, csierr.Conflict, "device", "file system type is tmpfs, want "+fsType)
 		ok(t, unix.Unmount(f.staging, 0))
 
 		f.mustStage(fsType)
 		r := f.stageRequest(fsType)
 		r.ReadOnly = true
-		wantKind(t, f.stage(r), KindConflict, "access is read-write, want read-only")
+		wantKind(t, f.stage(r), csierr.Conflict, "access is read-write, want read-only")
 
 		ok(t, f.publish("p", nil))
 		err = f.publish("p", func(r *PublishFilesystemRequest) { r.ReadOnly = true })
-		wantKind(t, err, KindConflict, "access is read-write, want read-only")
+		wantKind(t, err, csierr.Conflict, "access is read-write, want read-only")
 		err = f.publish("p", func(r *PublishFilesystemRequest) { r.MountFlags = []string{"nosuid,noexec"} })
-		wantKind(t, err, KindConflict, "nosuid,noexec is not set, want set")
+		wantKind(t, err, csierr.Conflict, "nosuid,noexec is not set, want set")
 
 		ok(t, unix.Mount("tmpfs", f.target("p"), "tmpfs", 0, ""))
-		wantKind(t, f.publish("p", nil), KindConflict, "number of stacked mounts is 2, want 1")
+		wantKind(t, f.publish("p", nil), csierr.Conflict, "number of stacked mounts is 2, want 1")
 		ok(t, f.unpublish("p")) // both
 		if len(f.mounts(f.target("p"))) > 0 {
 			t.Error("stacked mounts were not unwound")
 		}
 
 		ok(t, os.WriteFile(f.target("file"), []byte("x"), 0o600))
-		wantKind(t, f.publish("file", nil), KindConflict, "target is a file of 1 bytes, want a directory")
-		wantKind(t, f.unpublish("file"), KindPrecondition, "not deleted")
+		wantKind(t, f.publish("file", nil), csierr.Conflict, "target is a file of 1 bytes, want a directory")
+		wantKind(t, f.unpublish("file"), csierr.Precondition, "not deleted")
 		ok(t, os.Mkdir(f.target("dir"), 0o700))
 		f.write(f.target("dir")+"/precious", "data")
-		wantKind(t, f.unpublish("dir"), KindPrecondition, "not empty")
+		wantKind(t, f.unpublish("dir"), csierr.Precondition, "not empty")
 		f.write(f.target("dir")+"/precious", "still here")
 
-		wantKind(t, f.publish("no-parent/p", nil), KindPrecondition, "parent directory")
+		wantKind(t, f.publish("no-parent/p", nil), csierr.Precondition, "parent directory")
 		ok(t, f.unpublish("no-parent/p"))
 	})
 }
@@ -406,7 +407,7 @@ func TestSymlinkAtTheTargetIsNotFollowed(t *testing.T) {
 	f.mustStage("ext4")
 	elsewhere := t.TempDir()
 	ok(t, os.Symlink(elsewhere, f.target("p")))
-	wantKind(t, f.publish("p", nil), KindConflict)
+	wantKind(t, f.publish("p", nil), csierr.Conflict)
 	if len(f.mounts(elsewhere)) > 0 {
 		t.Fatal("the link was followed")
 	}
@@ -435,7 +436,7 @@ func TestMountFlags(t *testing.T) {
 	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	r.MountFlags = []string{"no-such-option"}
 	err := f.stage(r)
-	wantKind(t, err, KindInvalid, "no-such-option", "Unknown parameter") // the kernel's own words
+	wantKind(t, err, csierr.Invalid, "no-such-option", "Unknown parameter") // the kernel's own words
 }
 
 func TestExclusivePublication(t *testing.T) {
@@ -444,7 +445,7 @@ func TestExclusivePublication(t *testing.T) {
 		once := func(r *PublishFilesystemRequest) { r.Exclusive = true }
 		ok(t, f.publish("a", once))
 		ok(t, f.publish("a", once))
-		wantKind(t, f.publish("b", once), KindPrecondition, f.target("a"))
+		wantKind(t, f.publish("b", once), csierr.Precondition, f.target("a"))
 		ok(t, f.unpublish("a"))
 		ok(t, f.publish("b", once))
 	})
@@ -470,9 +471,9 @@ func TestBlock(t *testing.T) {
 		t.Errorf("the target is %v of device %d, want block device %d", st.Mode(), st.Sys().(*syscall.Stat_t).Rdev, f.dev.Rdev)
 	}
 	ok(t, try())
-	wantKind(t, f.publishBlock("b", ro), KindPrecondition, f.target("a"), "cannot be both")
-	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), KindPrecondition, f.target("a"))
-	wantKind(t, f.publishBlock("a", ro), KindConflict, "access is read-write, want read-only")
+	wantKind(t, f.publishBlock("b", ro), csierr.Precondition, f.target("a"), "cannot be both")
+	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), csierr.Precondition, f.target("a"))
+	wantKind(t, f.publishBlock("a", ro), csierr.Conflict, "access is read-write, want read-only")
 	if flag := f.refusesWrites(); flag {
 		t.Error("a publication that was refused made the device read-only")
 	}
@@ -493,7 +494,7 @@ func TestBlock(t *testing.T) {
 		ok(t, f.publishBlock("a", ro))
 		ok(t, f.publishBlock("b", ro))
 	}
-	wantKind(t, f.publishBlock("c", nil), KindPrecondition, "cannot be both")
+	wantKind(t, f.publishBlock("c", nil), csierr.Precondition, "cannot be both")
 	if err := try(); !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EROFS) {
 		t.Errorf("writing to the device published read-only: %v", err)
 	}
@@ -518,10 +519,10 @@ func TestBlock(t *testing.T) {
 
 	// What could not be published leaves no flag.
 	ok(t, os.Mkdir(f.target("dir"), 0o700))
-	wantKind(t, f.publishBlock("dir", ro), KindConflict, "want an empty file")
+	wantKind(t, f.publishBlock("dir", ro), csierr.Conflict, "want an empty file")
 	ok(t, os.Remove(f.target("dir")))
 	f.write(f.target("file"), "x")
-	wantKind(t, f.publishBlock("file", ro), KindConflict, "a file of 1 bytes, want an empty file")
+	wantKind(t, f.publishBlock("file", ro), csierr.Conflict, "a file of 1 bytes, want an empty file")
 	ok(t, os.Remove(f.target("file")))
 	ok(t, try())
 	if left, _ := os.ReadDir(f.pods); len(left) > 0 {
@@ -600,7 +601,7 @@ func TestBlockPublishedFromAnotherDev(t *testing.T) {
 	ok(t, f.publishBlock("a", elsewhere))
 	ok(t, unix.Unmount(dev, unix.MNT_DETACH))
 	ok(t, f.publishBlock("a", nil))
-	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), KindPrecondition, f.target("a"))
+	wantKind(t, f.publishBlock("b", func(r *PublishBlockRequest) { r.Exclusive = true }), csierr.Precondition, f.target("a"))
 	if at, err := f.node.MountedAt(t.Context(), Device{Path: f.dev.Path}); err != nil || len(at) != 1 {
 		t.Errorf("mounted at %v, %v; want only %s", at, err, f.target("a"))
 	}
@@ -609,9 +610,9 @@ func TestBlockPublishedFromAnotherDev(t *testing.T) {
 func TestStats(t *testing.T) {
 	f := newFixture(t, 64*mib)
 	_, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
-	wantKind(t, err, KindNotFound)
+	wantKind(t, err, csierr.NotFound)
 	_, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: "some/path"})
-	wantKind(t, err, KindNotFound)
+	wantKind(t, err, csierr.NotFound)
 	f.mustStage("ext4")
 	ok(t, f.publish("p", nil))
 	before, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
@@ -627,10 +628,10 @@ func TestStats(t *testing.T) {
 		t.Errorf("inodes: %+v after one more file, before: %+v", s, before)
 	}
 	ok(t, f.unpublish("p"))
-	wantKind(t, f.publishBlock("p", nil), KindPrecondition, "mounted as a file system at "+f.staging)
+	wantKind(t, f.publishBlock("p", nil), csierr.Precondition, "mounted as a file system at "+f.staging)
 	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 	ok(t, f.publishBlock("p", nil))
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "raw block device at "+f.target("p"))
+	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Precondition, "raw block device at "+f.target("p"))
 	s, err = f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
 	if want := (Stats{Block: true, TotalBytes: 64 * mib}); err != nil || s != want {
 		t.Errorf("stats of a block volume are %+v (%v), want %+v", s, err, want)
@@ -644,7 +645,7 @@ func TestExpand(t *testing.T) {
 		ok(t, f.publish("p", nil))
 		f.resize(640 * mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 641 * mib})
-		wantKind(t, err, KindUncertain, "has not grown yet")
+		wantKind(t, err, csierr.Uncertain, "has not grown yet")
 		for range 2 {
 			got, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p"), RequiredBytes: 640 * mib})
 			if err != nil || got != 640*mib {
@@ -665,7 +666,7 @@ func TestExpand(t *testing.T) {
 		ok(t, err)
 		f.resize(700 * mib)
 		_, err = f.node.Expand(t.Context(), full)
-		wantKind(t, err, KindPrecondition, "mounted read-only")
+		wantKind(t, err, csierr.Precondition, "mounted read-only")
 	}
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		t.Run(fsType+" online", func(t *testing.T) { online(t, fsType) })
@@ -681,7 +682,7 @@ func TestExpand(t *testing.T) {
 			}
 			return
 		}
-		wantKind(t, err, KindPrecondition, "CAP_SYS_RESOURCE", "staged the next time")
+		wantKind(t, err, csierr.Precondition, "CAP_SYS_RESOURCE", "staged the next time")
 		f.mustStage("ext4") // a running volume stages again all the same
 		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.mustStage("ext4")
@@ -696,7 +697,7 @@ func TestExpand(t *testing.T) {
 		ok(t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.dev.Path)+"/trigger_fs_error", []byte("test"), 0))
 		f.resize(128 * mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
-		wantKind(t, err, KindPrecondition, "recorded errors")
+		wantKind(t, err, csierr.Precondition, "recorded errors")
 		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.mustStage("ext4")
 		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
@@ -733,7 +734,7 @@ func TestExpand(t *testing.T) {
 	t.Run("nothing there", func(t *testing.T) {
 		f := newFixture(t, 8*mib)
 		_, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.staging})
-		wantKind(t, err, KindNotFound)
+		wantKind(t, err, csierr.NotFound)
 	})
 }
 
@@ -904,7 +905,7 @@ func TestMountGroup(t *testing.T) {
 	for _, group := range []string{"staff", "-1", "4294967295", "1 "} {
 		r := f.stageRequest("ext4")
 		r.MountGroup = group
-		wantKind(t, f.stage(r), KindInvalid, "mount group")
+		wantKind(t, f.stage(r), csierr.Invalid, "mount group")
 	}
 }
 
@@ -972,7 +973,7 @@ func TestHolders(t *testing.T) {
 		}
 		// And the device cannot be formatted or checked under it.
 		other := map[string]string{"ext4": "xfs", "xfs": "btrfs", "btrfs": "ext4"}[fsType]
-		wantKind(t, f.stage(f.stageRequest(other)), KindBusy, "in use")
+		wantKind(t, f.stage(f.stageRequest(other)), csierr.Busy, "in use")
 	})
 }
 
@@ -982,7 +983,7 @@ func TestStageRefusesADeviceInUse(t *testing.T) {
 		f.mustStage(fsType)
 		r := f.stageRequest(fsType)
 		r.VolumeID, r.StagingTargetPath = "other", t.TempDir()
-		wantKind(t, f.stage(r), KindPrecondition, "mounted at "+f.staging)
+		wantKind(t, f.stage(r), csierr.Precondition, "mounted at "+f.staging)
 		if len(f.mounts(r.StagingTargetPath)) > 0 {
 			t.Error("and was mounted all the same")
 		}
@@ -996,14 +997,14 @@ func TestStageRefusesDamage(t *testing.T) {
 		f.mustStage("ext4")
 		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.resize(48 * mib)
-		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "too small")
+		wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Precondition, "too small")
 	})
 	t.Run("xfs with an interrupted mkfs", func(t *testing.T) {
 		f := newFixture(t, 320*mib)
 		f.mustStage("xfs")
 		ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 		f.poke(126, 1) // sb_inprogress
-		wantKind(t, f.stage(f.stageRequest("xfs")), KindPrecondition, "mkfs was interrupted")
+		wantKind(t, f.stage(f.stageRequest("xfs")), csierr.Precondition, "mkfs was interrupted")
 	})
 	t.Run("ext4 that e2fsck cannot repair", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
@@ -1013,7 +1014,7 @@ func TestStageRefusesDamage(t *testing.T) {
 		fake := t.TempDir()  // e2fsck -p repairs nearly everything: let it say 4 | 1
 		ok(t, os.WriteFile(fake+"/e2fsck", []byte("#!/bin/sh\nexit 5\n"), 0o755))
 		t.Setenv("PATH", fake+":"+os.Getenv("PATH"))
-		wantKind(t, f.stage(f.stageRequest("ext4")), KindPrecondition, "exit status 5")
+		wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Precondition, "exit status 5")
 	})
 	t.Run("ext4 with errors is repaired", func(t *testing.T) {
 		f := newFixture(t, 64*mib)
@@ -1052,7 +1053,7 @@ func TestFailureToGrow(t *testing.T) {
 	ok(t, os.WriteFile(fake+"/xfs_growfs", []byte("#!/bin/sh\nexit 1\n"), 0o755))
 	t.Setenv("PATH", fake+":"+path)
 	f.resize(640 * mib)
-	wantKind(t, f.stage(f.stageRequest("xfs")), KindUncertain, "xfs_growfs")
+	wantKind(t, f.stage(f.stageRequest("xfs")), csierr.Uncertain, "xfs_growfs")
 	if n := len(f.mounts(f.staging)); n != 1 {
 		t.Fatalf("%d mounts at the staging path, want that of the first call", n)
 	}
@@ -1102,7 +1103,7 @@ func TestReadOnlyStage(t *testing.T) {
 		r := f.stageRequest(fsType)
 		r.ReadOnly = true
 		ok(t, f.stage(r))
-		wantKind(t, f.publish("p", nil), KindPrecondition, "staged read-only")
+		wantKind(t, f.publish("p", nil), csierr.Precondition, "staged read-only")
 		ok(t, f.publish("p", func(r *PublishFilesystemRequest) { r.ReadOnly = true }))
 		if m := f.mounts(f.staging)[0]; !m.SuperReadOnly() || !m.MountReadOnly() {
 			t.Errorf("staged read-only as %+v", m)
@@ -1117,7 +1118,7 @@ func TestPublishAtTheStagingPath(t *testing.T) {
 	link := filepath.Join(f.pods, "link")
 	ok(t, os.Symlink(filepath.Dir(f.staging), link))
 	for _, target := range []string{f.staging, filepath.Join(link, filepath.Base(f.staging))} {
-		wantKind(t, f.publish("", func(r *PublishFilesystemRequest) { r.TargetPath = target }), KindConflict, "is the staging path")
+		wantKind(t, f.publish("", func(r *PublishFilesystemRequest) { r.TargetPath = target }), csierr.Conflict, "is the staging path")
 	}
 }
 
@@ -1130,7 +1131,7 @@ func TestPublishNeedsTheRoot(t *testing.T) {
 		ok(t, unix.Mount(f.staging+"/sub", other, "", unix.MS_BIND, ""))
 		t.Cleanup(func() { ok(t, unix.Unmount(other, 0)) })
 		err := f.publish("p", func(r *PublishFilesystemRequest) { r.StagingTargetPath = other })
-		wantKind(t, err, KindPrecondition, "/sub")
+		wantKind(t, err, csierr.Precondition, "/sub")
 	})
 }
 
@@ -1140,7 +1141,7 @@ func TestStageAfterFilesystemError(t *testing.T) {
 		f.mustStage(fsType)
 		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_BIND, "")) // the mount itself stays read-write
-		wantKind(t, f.stage(f.stageRequest(fsType)), KindUncertain, "read-only after an error")
+		wantKind(t, f.stage(f.stageRequest(fsType)), csierr.Uncertain, "read-only after an error")
 	})
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
@@ -32,12 +33,12 @@ type PublishShareRequest struct {
 // ends.
 //
 // It is idempotent. A mount at the target must have the requested source, type, access,
-// mount flags, protocol version and security flavour, or the error is KindConflict with
+// mount flags, protocol version and security flavour, or the error is csierr.Conflict with
 // every difference. The source of a FUSE file system is not compared, since FUSE servers
 // set any; a helper that mounts a type other than its own name (such as NFS under another
 // name) is not supported. A corrupted or stale mount (ENOTCONN, ESTALE, EIO and the like;
 // the check itself may block) is replaced. A share that does not exist on the server is
-// KindNotFound, if the helper reports that. On an error the target is as it was before,
+// csierr.NotFound, if the helper reports that. On an error the target is as it was before,
 // except that corrupted mounts may have been unmounted.
 func (n *Node) PublishShare(ctx context.Context, r PublishShareRequest) error {
 	const op = "publish"
@@ -70,10 +71,10 @@ func checkShare(r PublishShareRequest) (share, error) {
 	}
 	// It becomes an argument of a program.
 	if r.Source == "" || strings.HasPrefix(r.Source, "-") || strings.ContainsAny(r.Source, "\x00\n") {
-		return share{}, faultf(KindInvalid, "source %q of the share is empty, starts with a dash, or contains a NUL or a line break", r.Source)
+		return share{}, faultf(csierr.Invalid, "source %q of the share is empty, starts with a dash, or contains a NUL or a line break", r.Source)
 	}
 	if !fsTypeName.MatchString(r.FSType) {
-		return share{}, faultf(KindInvalid, "file system type %q is not a valid name", r.FSType)
+		return share{}, faultf(csierr.Invalid, "file system type %q is not a valid name", r.FSType)
 	}
 	opts, err := parseFlags(r.MountFlags, false)
 	if err != nil {
@@ -81,7 +82,7 @@ func checkShare(r PublishShareRequest) (share, error) {
 	}
 	secret, err := mountapi.ParseOptions(r.Sensitive)
 	if err != nil {
-		return share{}, faultf(KindInvalid, "a sensitive mount flag requests another kind of mount, contains a NUL byte, or has an unclosed double quote")
+		return share{}, faultf(csierr.Invalid, "a sensitive mount flag requests another kind of mount, contains a NUL byte, or has an unclosed double quote")
 	}
 	opts.Attr |= secret.Attr
 	hidden := slices.Clone(secret.Data)
@@ -94,7 +95,7 @@ func checkShare(r PublishShareRequest) (share, error) {
 	// nfs(5): mount.nfs then returns success, leaves its process group, and mounts when the
 	// server responds, on a path that may belong to another volume by then.
 	if slices.Contains(opts.Data, "bg") {
-		return share{}, faultf(KindInvalid, "mount flag bg mounts in the background, after this call has returned: remove it")
+		return share{}, faultf(csierr.Invalid, "mount flag bg mounts in the background, after this call has returned: remove it")
 	}
 	if r.ReadOnly {
 		opts.Attr |= mountapi.ReadOnly

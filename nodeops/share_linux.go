@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -32,7 +33,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 			return err
 		}
 		if others := table.sharesOf(s, target); len(others) > 0 {
-			return faultf(KindPrecondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
+			return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
 	undo, err := makeDirectory(target)
@@ -45,7 +46,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	// server has ended since.
 	on, err := n.healthyAt(ctx, target)
 	if err != nil {
-		return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+		return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 	}
 	if len(on) > 0 {
 		diff := s.compare(on)
@@ -53,10 +54,10 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 			return nil
 		}
 		if failed == nil {
-			failed = &fault{kind: KindInternal, diff: diff, err: errors.New("the mount helper succeeded, but mounted another source or configuration")}
+			failed = &fault{kind: csierr.Internal, diff: diff, err: errors.New("the mount helper succeeded, but mounted another source or configuration")}
 		}
 		if err := n.unmountAll(ctx, target); err != nil {
-			return &fault{kind: KindUncertain, err: errors.Join(failed, err)}
+			return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 		}
 	} else if failed == nil {
 		failed = errors.New("the mount helper succeeded, but nothing is mounted, or its FUSE server has ended; see the helper's log")
@@ -73,7 +74,7 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	}
 	data, err := mountapi.JoinOptions(s.opts.Data)
 	if err != nil {
-		return &fault{kind: KindInvalid, err: err}
+		return &fault{kind: csierr.Invalid, err: err}
 	}
 	if data != "" {
 		options = append(options, data)
@@ -99,7 +100,7 @@ func (n *Node) mountShare(ctx context.Context, s share, target string) error {
 	}
 	err = fmt.Errorf("%s exited with status %d: %s", name, status, output)
 	if isNoSuchShare(output) {
-		return &fault{kind: KindNotFound, err: err}
+		return &fault{kind: csierr.NotFound, err: err}
 	}
 	return err
 }

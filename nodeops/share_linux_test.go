@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -66,7 +67,7 @@ func TestPublishShare(t *testing.T) {
 		{func(r *PublishShareRequest) { r.FSType = "nfs" }, "file system type is tmpfs, want nfs"},
 		{func(r *PublishShareRequest) { r.MountFlags = []string{"noexec"} }, "mount flag noexec is not set"},
 	} {
-		wantKind(t, n.share(t, target, func(r *PublishShareRequest) { request(r); tt.change(r) }), KindConflict, tt.want)
+		wantKind(t, n.share(t, target, func(r *PublishShareRequest) { request(r); tt.change(r) }), csierr.Conflict, tt.want)
 	}
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
@@ -91,7 +92,7 @@ func TestShareRefusesNonsense(t *testing.T) {
 		func(r *PublishShareRequest) { r.Sensitive = []string{`pass="hunter2`} },
 	} {
 		err := n.share(t, "/nowhere/p", change)
-		wantKind(t, err, KindInvalid)
+		wantKind(t, err, csierr.Invalid)
 		if strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("a secret is in %q", err)
 		}
@@ -112,7 +113,7 @@ func TestShareOptions(t *testing.T) {
 		r.MountFlags = []string{"noexec", "vers=3.0", `context="system_u:object_r:t:s0:c1,c2"`, "Passwd=swordfish"}
 		r.Sensitive = []string{"password=hunter2", `pin="12,34"`}
 	})
-	wantKind(t, err, KindInternal, "exited with status 32", "cannot log in")
+	wantKind(t, err, csierr.Internal, "exited with status 32", "cannot log in")
 	got, e := os.ReadFile(args)
 	ok(t, e)
 	want := "server:/share\n" + target + "\n-o\nro,noexec,vers=3.0,context=\"system_u:object_r:t:s0:c1,c2\",Passwd=swordfish,password=hunter2,pin=\"12,34\"\n"
@@ -144,7 +145,7 @@ func TestHider(t *testing.T) {
 func TestShareHelperIsMissing(t *testing.T) {
 	n, _, pods := staged(t)
 	target := filepath.Join(pods, "p")
-	wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.FSType = "nosuchfs" }), KindInternal, "mount.nosuchfs", "PATH")
+	wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.FSType = "nosuchfs" }), csierr.Internal, "mount.nosuchfs", "PATH")
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is still there (%v)", err)
 	}
@@ -153,10 +154,10 @@ func TestShareHelperIsMissing(t *testing.T) {
 // mount.nfs and mount.cifs report a missing share only by these texts.
 func TestShareIsMissing(t *testing.T) {
 	n, _, pods := staged(t)
-	for answer, kind := range map[string]Kind{
-		"mount.nfs: mounting server:/share failed, reason given by server: No such file or directory": KindNotFound,
-		"mount error(2): No such file or directory":                                                   KindNotFound,
-		"mount.nfs: access denied by server while mounting server:/share":                             KindInternal,
+	for answer, kind := range map[string]csierr.Kind{
+		"mount.nfs: mounting server:/share failed, reason given by server: No such file or directory": csierr.NotFound,
+		"mount error(2): No such file or directory":                                                   csierr.NotFound,
+		"mount.nfs: access denied by server while mounting server:/share":                             csierr.Internal,
 	} {
 		helper(t, "tmpfs", "echo '"+answer+"' >&2; exit 32")
 		wantKind(t, n.share(t, filepath.Join(pods, "p"), nil), kind, answer)
@@ -168,7 +169,7 @@ func TestShareHelperOfASubtype(t *testing.T) {
 	n, _, pods := staged(t)
 	helper(t, "fuse", `[ "$*" = "server:/share $2 -t fuse.somefs" ] || exit 9; mount -i -n -t tmpfs "$1" "$2"`)
 	err := n.share(t, filepath.Join(pods, "p"), func(r *PublishShareRequest) { r.FSType = "fuse.somefs" })
-	wantKind(t, err, KindInternal, "mounted another source or configuration", "file system type is tmpfs")
+	wantKind(t, err, csierr.Internal, "mounted another source or configuration", "file system type is tmpfs")
 }
 
 // What a helper says does not count, but what is mounted.
@@ -184,7 +185,7 @@ func TestShareHelperReportsWrongResult(t *testing.T) {
 			n, _, pods := staged(t)
 			helper(t, "tmpfs", tt.script)
 			target := filepath.Join(pods, "p")
-			wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.ReadOnly = true }), KindInternal, tt.want)
+			wantKind(t, n.share(t, target, func(r *PublishShareRequest) { r.ReadOnly = true }), csierr.Internal, tt.want)
 			if got := mountedTypes(t, target); len(got) > 0 {
 				t.Errorf("mounted is %v", got)
 			}
@@ -272,7 +273,7 @@ func TestShareHelperFailsWithChildRunning(t *testing.T) {
 	n, _, pods := staged(t)
 	pid := filepath.Join(t.TempDir(), "pid")
 	helper(t, "tmpfs", fmt.Sprintf(`(sleep 1; %s) & echo $! > %s; exit 32`, mounts, pid))
-	wantKind(t, n.share(t, filepath.Join(pods, "p"), nil), KindInternal, "status 32")
+	wantKind(t, n.share(t, filepath.Join(pods, "p"), nil), csierr.Internal, "status 32")
 	text, err := os.ReadFile(pid)
 	ok(t, err)
 	if state, err := os.ReadFile("/proc/" + strings.TrimSpace(string(text)) + "/stat"); err == nil && !bytes.Contains(state, []byte(") Z ")) {
@@ -386,7 +387,7 @@ func TestPublishShareExclusively(t *testing.T) {
 		ok(t, n.share(t, a, exclusive))
 		ok(t, n.share(t, b, other))
 	}
-	wantKind(t, n.share(t, c, exclusive), KindPrecondition, a)
+	wantKind(t, n.share(t, c, exclusive), csierr.Precondition, a)
 	if _, err := os.Stat(c); !os.IsNotExist(err) {
 		t.Errorf("the target stays: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
@@ -46,7 +47,7 @@ type StageFilesystemRequest struct {
 }
 
 // Fsck selects when e2fsck checks an ext4 before it is mounted. It repairs what can be
-// repaired without loss of data; if that is not enough, staging is KindPrecondition. xfs
+// repaired without loss of data; if that is not enough, staging is csierr.Precondition. xfs
 // and btrfs check themselves when mounted, and no repair program is run on them: one that
 // runs before the log was replayed destroys data.
 //
@@ -66,15 +67,15 @@ const (
 // It is idempotent, also after the process was killed at any point: what is done already
 // is found and checked. An interrupted mkfs, also by a power failure, is detected by its
 // mark and repeated, also on another node; only a mkfs of a device below 1 MiB has no
-// mark, and what it leaves is KindPrecondition, for an operator to decide. On an error
+// mark, and what it leaves is csierr.Precondition, for an operator to decide. On an error
 // this call leaves nothing mounted.
 //
 // A corrupted mount at the path (of a device that failed and came back) is replaced, or
-// KindUncertain while the volume is still published. Any other mount at the path that
-// differs is KindConflict; options of the file system are not compared, since the kernel
+// csierr.Uncertain while the volume is still published. Any other mount at the path that
+// differs is csierr.Conflict; options of the file system are not compared, since the kernel
 // shows them in another form. A device that holds another file system, or unknown data, is
-// KindPrecondition. A device that another process has opened exclusively, such as the mkfs
-// of an earlier call whose process was killed, is KindBusy.
+// csierr.Precondition. A device that another process has opened exclusively, such as the mkfs
+// of an earlier call whose process was killed, is csierr.Busy.
 func (n *Node) StageFilesystem(ctx context.Context, r StageFilesystemRequest) error {
 	const op = "stage"
 	if r.FSType == "" {
@@ -91,13 +92,13 @@ func (n *Node) StageFilesystem(ctx context.Context, r StageFilesystemRequest) er
 
 func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	if !slices.Contains(fsTypes(), r.FSType) {
-		return mountapi.Options{}, faultf(KindInvalid, "file system type %q is not supported; use one of %v", r.FSType, fsTypes())
+		return mountapi.Options{}, faultf(csierr.Invalid, "file system type %q is not supported; use one of %v", r.FSType, fsTypes())
 	}
 	if err := checkPath(r.StagingTargetPath); err != nil {
 		return mountapi.Options{}, err
 	}
 	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
-		return mountapi.Options{}, faultf(KindInvalid, "unknown Fsck %d", r.Fsck)
+		return mountapi.Options{}, faultf(csierr.Invalid, "unknown Fsck %d", r.Fsck)
 	}
 	if _, err := parseGroup(r.MountGroup); err != nil {
 		return mountapi.Options{}, err
@@ -113,7 +114,7 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	}
 	for _, o := range opts.Data {
 		if key, _, _ := strings.Cut(o, "="); slices.Contains(filesystems[r.FSType].refused, key) {
-			return mountapi.Options{}, faultf(KindInvalid, "mount option %s is not supported: a volume is a whole %s on one device", key, r.FSType)
+			return mountapi.Options{}, faultf(csierr.Invalid, "mount option %s is not supported: a volume is a whole %s on one device", key, r.FSType)
 		}
 	}
 	return opts, nil
@@ -126,7 +127,7 @@ func parseGroup(group string) (gid int, err error) {
 	}
 	n, err := strconv.ParseUint(group, 10, 32)
 	if err != nil || n == 1<<32-1 { // means no change in chown(2)
-		return -1, faultf(KindInvalid, "mount group %q is not the decimal ID of a group", group)
+		return -1, faultf(csierr.Invalid, "mount group %q is not the decimal ID of a group", group)
 	}
 	return int(n), nil
 }
@@ -161,7 +162,7 @@ type UnstageRequest struct {
 // Unstage unmounts everything that is mounted at the staging path, stacked mounts
 // included, and keeps the directory, which the CO created. It is idempotent: if nothing is
 // mounted or the path does not exist, it succeeds. While the volume is published in this
-// mount namespace the error is KindPrecondition and lists the paths; those for which
+// mount namespace the error is csierr.Precondition and lists the paths; those for which
 // Config.IsOrphaned returns true are unpublished first.
 func (n *Node) Unstage(ctx context.Context, r UnstageRequest) error {
 	const op = "unstage"

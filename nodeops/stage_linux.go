@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/btrfs"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	}
 	defer dev.close()
 	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
-		return faultf(KindInvalid, "device %s is not in /dev: the mount table shows only the path of a btrfs device, so it has to be one in /dev", dev.path)
+		return faultf(csierr.Invalid, "device %s is not in /dev: the mount table shows only the path of a btrfs device, so it has to be one in /dev", dev.path)
 	}
 	target, err := path.target()
 	if err != nil {
@@ -37,7 +38,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 			return n.restage(ctx, r, path, opts, table, why)
 		}
 		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
-			return faultf(KindUncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
+			return faultf(csierr.Uncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
 		}
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("another volume or another configuration is staged at the staging path", diff)
@@ -45,7 +46,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 		// An earlier call may have been interrupted before it. After a final code the CO
 		// would not unmount what stays mounted.
 		if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
-			return &fault{kind: KindUncertain, err: err}
+			return &fault{kind: csierr.Uncertain, err: err}
 		}
 		return nil
 	}
@@ -54,7 +55,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	}
 	// Check the target before anything is written to the device.
 	if st, err := os.Lstat(target); err != nil {
-		return faultf(KindPrecondition, "the CO has to create the staging directory: %w", err)
+		return faultf(csierr.Precondition, "the CO has to create the staging directory: %w", err)
 	} else if !st.IsDir() {
 		return conflict("the staging path exists and has the wrong type", []Difference{{"staging path", "a directory", describe(st)}})
 	}
@@ -66,7 +67,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	}
 	if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
 		if undo := n.unmountAll(ctx, target); undo != nil {
-			return faultf(KindUncertain, "%w; and it cannot be unmounted: %w", err, undo)
+			return faultf(csierr.Uncertain, "%w; and it cannot be unmounted: %w", err, undo)
 		}
 		return err
 	}
@@ -98,7 +99,7 @@ func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resol
 		err = n.unmountTop(ctx, target)
 	}
 	if err != nil {
-		return &fault{kind: KindUncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
+		return &fault{kind: csierr.Uncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
 	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
 	return n.stageFilesystem(ctx, r, path, opts)
@@ -109,10 +110,10 @@ func (t table) checkUnused(dev *device, target string) error {
 	// After a reboot, a stale /dev/disk/by-id link has given one device to two
 	// volumes (hetznercloud/csi-driver#1455).
 	if others := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is mounted at %s already: it is the device of another volume, or this volume was unmounted manually while in use; unmount it there first", dev.path, paths(others))
+		return faultf(csierr.Precondition, "%s is mounted at %s already: it is the device of another volume, or this volume was unmounted manually while in use; unmount it there first", dev.path, paths(others))
 	}
 	if others := t.nodes(dev); len(others) > 0 {
-		return faultf(KindPrecondition, "%s is published as a raw block device at %s: unpublish it there first", dev.path, paths(others))
+		return faultf(csierr.Precondition, "%s is published as a raw block device at %s: unpublish it there first", dev.path, paths(others))
 	}
 	return nil
 }
@@ -142,7 +143,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 		return err
 	}
 	if major != dev.major || minor != dev.minor {
-		return faultf(KindPrecondition, "%s now refers to a different device; retry", dev.path)
+		return faultf(csierr.Precondition, "%s now refers to a different device; retry", dev.path)
 	}
 	return tree.Attach(target)
 }
@@ -246,7 +247,7 @@ func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
 		return err
 	}
 	if on := table.at(target); len(on) > 0 {
-		return faultf(KindUncertain, "still mounted: %s", on[len(on)-1].Source)
+		return faultf(csierr.Uncertain, "still mounted: %s", on[len(on)-1].Source)
 	}
 	return nil
 }
@@ -259,7 +260,7 @@ func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Moun
 			return err
 		}
 		if len(others) > 0 {
-			return faultf(KindPrecondition, "the volume is still published at %s: unpublish it first", paths(others))
+			return faultf(csierr.Precondition, "the volume is still published at %s: unpublish it first", paths(others))
 		}
 	}
 	return nil
@@ -291,13 +292,13 @@ func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount
 func mountFault(err error) error {
 	switch {
 	case errors.Is(err, mountapi.ErrOption):
-		return &fault{kind: KindInvalid, err: fmt.Errorf("mount: %w", err)}
+		return &fault{kind: csierr.Invalid, err: fmt.Errorf("mount: %w", err)}
 	case errors.Is(err, unix.EBUSY):
-		return &fault{kind: KindBusy, err: fmt.Errorf("mount: %w", err)}
+		return &fault{kind: csierr.Busy, err: fmt.Errorf("mount: %w", err)}
 	case errors.Is(err, unix.EEXIST):
-		return faultf(KindPrecondition, "mount: a copy of this btrfs is mounted on this node, and only Linux 6.7 and later mount both: unmount the copy, or upgrade: %w", err)
+		return faultf(csierr.Precondition, "mount: a copy of this btrfs is mounted on this node, and only Linux 6.7 and later mount both: unmount the copy, or upgrade: %w", err)
 	case errors.Is(err, unix.EINVAL):
-		return &fault{kind: KindPrecondition, err: fmt.Errorf("mount: %w", err)}
+		return &fault{kind: csierr.Precondition, err: fmt.Errorf("mount: %w", err)}
 	}
 	return fmt.Errorf("mount: %w", err)
 }
@@ -308,7 +309,7 @@ func unmountFault(target string, err error) error {
 		if pids := users(target); len(pids) > 0 {
 			user = "process " + strings.Join(pids, ", ")
 		}
-		return faultf(KindBusy, "%s still uses it: %w", user, err)
+		return faultf(csierr.Busy, "%s still uses it: %w", user, err)
 	}
-	return &fault{kind: KindUncertain, err: err}
+	return &fault{kind: csierr.Uncertain, err: err}
 }

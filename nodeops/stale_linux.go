@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -70,5 +71,5 @@ func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, er
 			return nil, unmountFault(path, err)
 		}
 	}
-	return nil, faultf(KindUncertain, "the mount is still corrupted after 1000 unmounts")
+	return nil, faultf(csierr.Uncertain, "the mount is still corrupted after 1000 unmounts")
 }

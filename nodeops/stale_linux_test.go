@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -51,7 +52,7 @@ func TestPublishKeepsAHealthyMount(t *testing.T) {
 	ok(t, os.Mkdir(target, 0o755))
 	mountFuse(t, target)
 	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}
-	wantKind(t, n.PublishFilesystem(t.Context(), r), KindConflict, "fuse")
+	wantKind(t, n.PublishFilesystem(t.Context(), r), csierr.Conflict, "fuse")
 	if got := mountedTypes(t, target); len(got) != 1 || got[0] != "fuse" {
 		t.Errorf("mounted is %v, want fuse", got)
 	}
@@ -63,7 +64,7 @@ func TestStageKeepsAHealthyMount(t *testing.T) {
 	ok(t, unix.Mount("precious", f.staging, "tmpfs", 0, ""))
 	f.write(f.staging+"/file", "data")
 	mountFuse(t, f.staging).die()
-	wantKind(t, f.stage(f.stageRequest("ext4")), KindConflict, "tmpfs")
+	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Conflict, "tmpfs")
 	if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
 		t.Errorf("read %q (%v)", got, err)
 	}
@@ -73,7 +74,7 @@ func TestPublishFromACorruptedStagingPath(t *testing.T) {
 	n, staging, pods := staged(t)
 	mountFuse(t, staging).die()
 	r := PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: filepath.Join(pods, "p")}
-	wantKind(t, n.PublishFilesystem(t.Context(), r), KindPrecondition, "corrupted", "stage the volume again")
+	wantKind(t, n.PublishFilesystem(t.Context(), r), csierr.Precondition, "corrupted", "stage the volume again")
 	if _, err := os.Lstat(r.TargetPath); err == nil {
 		t.Error("the target was made")
 	}
@@ -105,11 +106,11 @@ func TestShutDownFilesystem(t *testing.T) {
 			ok(t, f.publish("p", nil))
 			shutDown(t, f.staging)
 
-			wantKind(t, f.stage(f.stageRequest(tt.fsType)), KindUncertain, "corrupted", f.target("p"))
+			wantKind(t, f.stage(f.stageRequest(tt.fsType)), csierr.Uncertain, "corrupted", f.target("p"))
 			if len(f.mounts(f.staging)) != 1 {
 				t.Error("what is published was unmounted")
 			}
-			wantKind(t, f.publish("q", nil), KindPrecondition, "corrupted")
+			wantKind(t, f.publish("q", nil), csierr.Precondition, "corrupted")
 			ok(t, f.unpublish("p"))
 			f.mustStage(tt.fsType)
 			if got, err := os.ReadFile(f.staging + "/file"); err != nil || string(got) != "data" {
@@ -203,12 +204,12 @@ func TestUnpublishLazy(t *testing.T) {
 	ok(t, err)
 	lazy, err := New(Config{Unmount: UnmountLazy, UnmountTimeout: 300 * time.Millisecond})
 	ok(t, err)
-	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
+	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy)
 	server.hangs.Store(false)
 	server.die()
-	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy)
-	wantKind(t, forced.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), KindBusy)
-	wantKind(t, lazy.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), KindBusy)
+	wantKind(t, forced.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy)
+	wantKind(t, forced.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), csierr.Busy)
+	wantKind(t, lazy.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: target}), csierr.Busy)
 	ok(t, lazy.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	waitIdle(t, lazy)
 }
@@ -223,7 +224,7 @@ func TestUnpublishOfAHealthyBusyMount(t *testing.T) {
 	defer keep.Close()
 	n, err := New(Config{Unmount: UnmountLazy})
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy, "nodeops.test")
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy, "nodeops.test")
 	if corrupted(target) != nil {
 		t.Error("a mount that lives was forced")
 	}
@@ -284,7 +285,7 @@ func TestOrphanedPublication(t *testing.T) {
 	for _, target := range []string{orphaned, inUse} {
 		ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	}
-	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, inUse)
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), csierr.Precondition, inUse)
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: inUse}))
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 	if _, err := os.Lstat(orphaned); !errors.Is(err, os.ErrNotExist) {

@@ -3,6 +3,8 @@ package nodeops
 import (
 	"context"
 	"time"
+
+	"github.com/csikit/csikit/csierr"
 )
 
 // Stats is the capacity and usage of a volume.
@@ -36,7 +38,7 @@ type StatsRequest struct {
 }
 
 // Stats returns capacity and usage of the volume that is staged or published at the path.
-// If nothing is mounted at the path, the error is KindNotFound. If statfs hangs, as on a server
+// If nothing is mounted at the path, the error is csierr.NotFound. If statfs hangs, as on a server
 // that does not respond, Stats returns the last values for the path with their age, or
 // without any the error of a call in flight.
 func (n *Node) Stats(ctx context.Context, r StatsRequest) (_ Stats, err error) {
@@ -94,7 +96,7 @@ func (n *Node) dropStats(path resolvedPath) {
 // there, and the RPCs with a volume_path have that code for it.
 func checkVolumePath(p string) error {
 	if err := checkPath(p); err != nil {
-		return &fault{kind: KindNotFound, err: err}
+		return &fault{kind: csierr.NotFound, err: err}
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -84,7 +85,7 @@ func (t table) elsewhere(m mountapi.Mount, except ...string) []mountapi.Mount {
 // writes through it and through the raw device corrupt the data.
 func (t table) refuseFilesystem(dev *device) error {
 	if mounted := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}); len(mounted) > 0 {
-		return faultf(KindPrecondition, "the device is mounted as a file system at %s: unmount it first", paths(mounted))
+		return faultf(csierr.Precondition, "the device is mounted as a file system at %s: unmount it first", paths(mounted))
 	}
 	return nil
 }
@@ -203,7 +204,7 @@ func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 		return unmountFault(p, err)
 	}
 	if !was {
-		return faultf(KindUncertain, "already unmounted by another process, or this process may not unmount it")
+		return faultf(csierr.Uncertain, "already unmounted by another process, or this process may not unmount it")
 	}
 	return nil
 }
@@ -266,7 +267,7 @@ func unmountAll(p string) error {
 			return nil
 		}
 	}
-	return faultf(KindUncertain, "still mounted after 1000 unmounts")
+	return faultf(csierr.Uncertain, "still mounted after 1000 unmounts")
 }
 
 // remove deletes what a publish operation created at the path: an empty directory or an

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/blocking"
+	"github.com/csikit/csikit/csierr"
 )
 
 // UnmountPolicy selects how Unpublish treats a mount that hangs: one whose unmount does not
@@ -126,5 +127,5 @@ func isPending(err error) bool {
 
 func isBusy(err error) bool {
 	var e *Error
-	return errors.As(err, &e) && e.Kind == KindBusy
+	return errors.As(err, &e) && e.Kind == csierr.Busy
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/csikit/csikit/csierr"
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
@@ -136,7 +137,7 @@ func TestTelemetry(t *testing.T) {
 	f.with(Config{TracerProvider: recordTracers{r: r}, MeterProvider: r})
 	f.mustStage("ext4")
 	ok(t, f.publish("p", nil))
-	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), KindPrecondition)
+	wantKind(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}), csierr.Precondition)
 	ok(t, f.unpublish("p"))
 
 	for _, want := range []string{

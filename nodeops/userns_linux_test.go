@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
@@ -98,7 +99,7 @@ func TestSelfBoundSharedKubeletDirectory(t *testing.T) {
 	for range 2 {
 		ok(t, n.PublishFilesystem(t.Context(), r))
 	}
-	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), KindPrecondition, r.TargetPath)
+	wantKind(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}), csierr.Precondition, r.TargetPath)
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: r.TargetPath}))
 	ok(t, n.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: staging}))
 }
@@ -145,7 +146,7 @@ func TestUnpublishBusy(t *testing.T) {
 	ok(t, n.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target}))
 	f, err := os.Create(target + "/open")
 	ok(t, err)
-	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), KindBusy, fmt.Sprintf("process %d (", os.Getpid()))
+	wantKind(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}), csierr.Busy, fmt.Sprintf("process %d (", os.Getpid()))
 	f.Close()
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
