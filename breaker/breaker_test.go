@@ -147,6 +147,29 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
+// Calls in flight that fail together are one failure: the interval stays the shortest.
+func TestConcurrentFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Group
+		hang := make(chan struct{})
+		for i := range 5 {
+			go func() {
+				_, _, _ = g.Do(t.Context(), nas, fmt.Sprint("create ", i), func(*Job) (any, error) { <-hang; return nil, syscall.ETIMEDOUT })
+			}()
+		}
+		time.Sleep(DefaultTimeout)
+		synctest.Wait()
+		if r := g.status(t, "nas"); r.State != Open || r.Failures != 1 || r.Parked != 5 {
+			t.Errorf("status is %+v", r)
+		}
+		close(hang)
+		synctest.Wait()
+		if r := g.status(t, "nas"); r.State != Open || r.Failures != 1 || r.Parked != 0 {
+			t.Errorf("status is %+v", r)
+		}
+	})
+}
+
 // A blocked call that returns closes the breaker, even if its callers have returned.
 func TestClosedByLateResponse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
