@@ -17,5 +17,5 @@
 // No block takes over main, reads the environment or logs globally, and none
 // imports another one, except that csiserver and csitest use csispec, and nodeops uses
 // blocking. examples/blockdriver and examples/nfsdriver are complete drivers assembled
-// from them.
+// from them; examples/minimal is a small one, to be read first.
 package csikit

@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csierr"
@@ -46,21 +48,29 @@ func (c *controller) CreateVolume(_ context.Context, req *csi.CreateVolumeReques
 	if err = cmp.Or(err, checkEmpty("parameters", req.GetParameters())); err != nil {
 		return nil, err
 	}
-	r := req.GetCapacityRange()
-	v, err := c.find(req.GetName())
-	switch {
-	case errors.Is(err, csierr.NotFound):
-		var size int64
-		if size, err = c.sizeFor(r, 0, minimumSize[accessType]); err == nil {
-			v, err = c.create(req.GetName(), accessType, size)
-		}
-	case err != nil:
-	case v.AccessType != accessType, v.Size < r.GetRequiredBytes(), r.GetLimitBytes() > 0 && v.Size > r.GetLimitBytes():
-		err = fmt.Errorf("%w: volume %s is for access as %s and has %d bytes", csierr.Conflict, v.ID, v.AccessType, v.Size)
-	default:
-		err = c.sync() // an earlier call may have ended before
+	ids, err := c.ids(idPrefix(req.GetName()), ".img")
+	if err != nil {
+		return nil, err
+	}
+	var v volume
+	if len(ids) > 0 {
+		v, err = c.existing(ids[0], accessType, req.GetCapacityRange())
+	} else if v.Size, err = c.sizeFor(req.GetCapacityRange(), 0, minimumSize[accessType]); err == nil {
+		v.ID = idPrefix(req.GetName()) + accessType + "-" + rand.Text()
+		err = c.create(v.ID, ".img", func(f *os.File) error { return f.Truncate(v.Size) })
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: v.ID, CapacityBytes: v.Size}}, err
+}
+
+// existing returns the volume if it is what the request for its name wants.
+func (c *controller) existing(id, accessType string, r *csi.CapacityRange) (volume, error) {
+	v, err := c.load(id)
+	if errors.Is(err, csierr.NotFound) {
+		err = fmt.Errorf("%w: volume %s is being deleted", csierr.Busy, id)
+	} else if err == nil && (v.AccessType != accessType || v.Size < r.GetRequiredBytes() || r.GetLimitBytes() > 0 && v.Size > r.GetLimitBytes()) {
+		err = fmt.Errorf("%w: volume %s is for access as %s and has %d bytes", csierr.Conflict, id, v.AccessType, v.Size)
+	}
+	return v, cmp.Or(err, c.dir.Sync()) // an earlier call may have ended before that
 }
 
 func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
@@ -70,7 +80,7 @@ func (c *controller) DeleteVolume(_ context.Context, req *csi.DeleteVolumeReques
 	} else if err == nil {
 		err = c.remove(v.ID, ".img")
 	} else if errors.Is(err, csierr.NotFound) {
-		err = c.sync()
+		err = c.dir.Sync()
 	}
 	return &csi.DeleteVolumeResponse{}, err
 }
@@ -83,13 +93,13 @@ func (c *controller) ControllerPublishVolume(_ context.Context, req *csi.Control
 	case node != c.nodeID:
 		err = fmt.Errorf("%w: node %q; the only node is %q", csierr.NotFound, node, c.nodeID)
 	case v.Node == "":
-		err = c.attach(v.ID, node, mode)
+		err = c.create(v.ID, ".attached", func(f *os.File) error { _, err := f.WriteString(node + "\n" + mode); return err })
 	case v.Node != node:
 		err = fmt.Errorf("%w: volume %s is attached to node %q", csierr.Precondition, v.ID, v.Node)
 	case v.Mode != mode:
 		err = fmt.Errorf("%w: volume %s is attached as %s", csierr.Conflict, v.ID, v.Mode)
 	default:
-		err = c.sync()
+		err = c.dir.Sync()
 	}
 	return &csi.ControllerPublishVolumeResponse{}, err
 }
@@ -99,7 +109,7 @@ func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.Contr
 	if err == nil && (req.GetNodeId() == "" || req.GetNodeId() == v.Node) {
 		err = c.remove(v.ID, ".attached")
 	} else if err == nil || errors.Is(err, csierr.NotFound) {
-		err = c.sync()
+		err = c.dir.Sync()
 	}
 	return &csi.ControllerUnpublishVolumeResponse{}, err
 }
@@ -107,7 +117,7 @@ func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.Contr
 // ControllerExpandVolume requires the node for raw block volumes too: a loop device does not
 // follow the size of its image.
 func (c *controller) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	v, err := c.usable(req.GetVolumeId(), nil, req.GetVolumeCapability())
+	v, err := c.load(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +147,7 @@ func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest)
 	if token != "" && !idPattern.MatchString(token) {
 		return nil, fmt.Errorf("%w: starting_token %q is not from this list", csierr.Busy, token) // ABORTED
 	}
-	ids, err := c.ids(".img")
+	ids, err := c.ids("", ".img")
 	if err != nil {
 		return nil, err
 	}
@@ -184,12 +194,12 @@ func (c *controller) sizeFor(r *csi.CapacityRange, has, minimum int64) (int64, e
 }
 
 // usable returns the volume if it has the capabilities and the context. No volume has a context.
-func (c *controller) usable(id string, context map[string]string, capabilities ...*csi.VolumeCapability) (volume, error) {
+func (s store) usable(id string, context map[string]string, capabilities ...*csi.VolumeCapability) (volume, error) {
 	accessType, err := accessTypeOf(capabilities...)
 	if err = cmp.Or(err, checkEmpty("volume_context", context)); err != nil {
 		return volume{}, err
 	}
-	v, err := c.load(id)
+	v, err := s.load(id)
 	if err == nil && accessType != "" && accessType != v.AccessType {
 		err = fmt.Errorf("%w: volume %s is for access as %s, not as %s", csierr.Invalid, id, v.AccessType, accessType)
 	}
@@ -199,9 +209,6 @@ func (c *controller) usable(id string, context map[string]string, capabilities .
 // accessTypeOf returns "block" or the file system, if a volume can have all the capabilities.
 func accessTypeOf(capabilities ...*csi.VolumeCapability) (accessType string, err error) {
 	for _, x := range capabilities {
-		if x == nil {
-			continue
-		}
 		this, mode := "block", x.GetAccessMode().GetMode()
 		if x.GetMount() != nil {
 			this = cmp.Or(x.GetMount().GetFsType(), nodeops.DefaultFSType)

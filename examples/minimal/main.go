@@ -21,6 +21,13 @@ import (
 )
 
 func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "minimal:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
 	hostname, _ := os.Hostname()
 	endpoint := flag.String("endpoint", os.Getenv("CSI_ENDPOINT"), "socket to serve on, such as unix:///run/csi/csi.sock")
 	dir := flag.String("dir", "/var/lib/csi-minimal", "existing directory for the volumes")
@@ -28,15 +35,13 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	context.AfterFunc(ctx, stop) // a second signal kills
-	if err := serve(ctx, *endpoint, *dir, *nodeID); err != nil {
-		fmt.Fprintln(os.Stderr, "minimal:", err)
-		os.Exit(1)
-	}
-}
 
-func serve(ctx context.Context, endpoint, dir, nodeID string) error {
+	lis, err := csiserver.Listen(*endpoint) // first, because it fails if another process serves there
+	if err != nil {
+		return err
+	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	store, err := openStore(dir)
+	store, err := openStore(*dir)
 	if err != nil {
 		return err
 	}
@@ -46,17 +51,13 @@ func serve(ctx context.Context, endpoint, dir, nodeID string) error {
 	}
 	server, err := csiserver.New(
 		csiserver.Info{Name: "minimal.csikit.dev", VendorVersion: "1.0"},
-		csiserver.WithController(&controller{store: store, nodeID: nodeID}),
-		csiserver.WithNode(&node{store: store, id: nodeID, ops: ops}),
+		csiserver.WithController(&controller{store: store, nodeID: *nodeID}),
+		csiserver.WithNode(&node{store: store, id: *nodeID, ops: ops}),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 		csiserver.WithInterceptors(volumelock.Interceptor(new(volumelock.Table))),
 		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithLogger(log),
 	)
-	if err != nil {
-		return err
-	}
-	lis, err := csiserver.Listen(endpoint)
 	if err != nil {
 		return err
 	}

@@ -52,8 +52,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.StageFilesystem(ctx, nodeops.StageFilesystemRequest{
 			VolumeID: v.ID, Device: nodeops.Device{Path: dev.Path}, StagingTargetPath: req.GetStagingTargetPath(),
-			FSType: v.AccessType, MountFlags: mount.GetMountFlags(), ReadOnly: readOnly(req.GetVolumeCapability()),
-			Prezeroed: true, // the holes of a file read as zeros
+			FSType: v.AccessType, MountFlags: mount.GetMountFlags(), Prezeroed: true, // as holes are
 		})
 	}
 	if err != nil && csierr.IsFinal(err) { // the CO does not unstage
@@ -88,16 +87,17 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	device, ro := nodeops.Device{Path: dev.Path}, req.GetReadonly() || readOnly(req.GetVolumeCapability())
-	exclusive := csispec.IsSinglePublish(req.GetVolumeCapability().GetAccessMode().GetMode())
+	device, mode := nodeops.Device{Path: dev.Path}, req.GetVolumeCapability().GetAccessMode().GetMode()
+	readOnly := req.GetReadonly() || mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	exclusive := csispec.IsSinglePublish(mode)
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.PublishFilesystem(ctx, nodeops.PublishFilesystemRequest{
 			VolumeID: v.ID, Device: device, StagingTargetPath: req.GetStagingTargetPath(),
-			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: ro, Exclusive: exclusive,
+			TargetPath: req.GetTargetPath(), MountFlags: mount.GetMountFlags(), ReadOnly: readOnly, Exclusive: exclusive,
 		})
 	} else {
 		err = n.ops.PublishBlock(ctx, nodeops.PublishBlockRequest{
-			VolumeID: v.ID, Device: device, TargetPath: req.GetTargetPath(), ReadOnly: ro, Exclusive: exclusive,
+			VolumeID: v.ID, Device: device, TargetPath: req.GetTargetPath(), ReadOnly: readOnly, Exclusive: exclusive,
 		})
 	}
 	return &csi.NodePublishVolumeResponse{}, err
@@ -136,17 +136,11 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	)}, err
 }
 
-// attached returns the volume if it is attached to this node, for access of this type.
+// attached returns the volume if it is attached to this node.
 func (n *node) attached(id string, capability *csi.VolumeCapability) (volume, error) {
-	accessType, err := accessTypeOf(capability)
-	if err != nil {
-		return volume{}, err
-	}
-	v, err := n.load(id)
+	v, err := n.usable(id, nil, capability)
 	if err == nil && v.Node != n.id {
 		err = fmt.Errorf("%w: volume %s is attached to node %q, not to %q", csierr.Precondition, id, v.Node, n.id)
-	} else if err == nil && v.AccessType != accessType {
-		err = fmt.Errorf("%w: volume %s is for access as %s, not as %s", csierr.Precondition, id, v.AccessType, accessType)
 	}
 	return v, err
 }
@@ -164,6 +158,9 @@ func (n *node) loop(id string) (*loopdev.Device, error) {
 func (n *node) detach(ctx context.Context, id string) error {
 	devices, err := loopdev.List()
 	image, err2 := n.loop(id)
+	if err := errors.Join(err, err2); err != nil {
+		return err
+	}
 	for _, dev := range devices {
 		if (image == nil || dev.Number != image.Number) && (!dev.Deleted || dev.Backing != n.file(id, ".img")) {
 			continue
@@ -179,9 +176,5 @@ func (n *node) detach(ctx context.Context, id string) error {
 			return err
 		}
 	}
-	return errors.Join(err, err2)
-}
-
-func readOnly(c *csi.VolumeCapability) bool {
-	return c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -20,7 +19,10 @@ import (
 //	ID.attached  the node and the access mode, while the volume is attached
 //
 // Detaching and deleting only remove a file, which succeeds on a full disk too.
-type store struct{ path string }
+type store struct {
+	path string
+	dir  *os.File // to make changes of names durable
+}
 
 type volume struct {
 	ID         string
@@ -32,21 +34,25 @@ type volume struct {
 // An ID has a digest of the name, by which the volume is found again, and a random part: a
 // late request for a deleted volume never reaches a new one of the same name. Nothing but
 // an ID becomes the name of a file.
-var idPattern = regexp.MustCompile(`^vol-(block|ext4|xfs)-([0-9a-f]{32})-[0-9A-Z]{26}$`)
+var idPattern = regexp.MustCompile(`^vol-[0-9a-f]{32}-(block|ext4|xfs)-[0-9A-Z]{26}$`)
 
-func digest(name string) string {
+func idPrefix(name string) string {
 	sum := sha256.Sum256([]byte(name))
-	return fmt.Sprintf("%x", sum[:16])
+	return fmt.Sprintf("vol-%x-", sum[:16])
 }
 
 // openStore removes files that a killed process has not finished.
-func openStore(dir string) (store, error) {
-	path, err := filepath.EvalSymlinks(dir) // as loop devices report it
-	s := store{path}
+func openStore(path string) (store, error) {
+	path, err := filepath.EvalSymlinks(path) // as loop devices report it
+	if err != nil {
+		return store{}, err
+	}
+	dir, err := os.Open(path)
+	s := store{path, dir}
 	if err != nil {
 		return s, err
 	}
-	unfinished, err := s.ids(".tmp")
+	unfinished, err := s.ids("", ".tmp")
 	for _, id := range unfinished {
 		err = errors.Join(err, os.Remove(s.file(id, ".tmp")))
 	}
@@ -55,29 +61,15 @@ func openStore(dir string) (store, error) {
 
 func (s store) file(id, ext string) string { return filepath.Join(s.path, id+ext) }
 
-// ids returns, in order, the ID of each file with this ending.
-func (s store) ids(ext string) (ids []string, err error) {
+// ids returns, in order, the IDs with this beginning of all files with this extension.
+func (s store) ids(prefix, ext string) (ids []string, err error) {
 	files, err := os.ReadDir(s.path)
 	for _, f := range files {
-		if id, ok := strings.CutSuffix(f.Name(), ext); ok && idPattern.MatchString(id) {
+		if id, ok := strings.CutSuffix(f.Name(), ext); ok && idPattern.MatchString(id) && strings.HasPrefix(id, prefix) {
 			ids = append(ids, id)
 		}
 	}
 	return ids, err
-}
-
-// find returns the volume with this name, or csierr.NotFound.
-func (s store) find(name string) (volume, error) {
-	ids, err := s.ids(".img")
-	if err != nil {
-		return volume{}, err
-	}
-	for _, id := range ids {
-		if idPattern.FindStringSubmatch(id)[2] == digest(name) {
-			return s.load(id)
-		}
-	}
-	return volume{}, csierr.NotFound
 }
 
 // load returns the volume with this ID, or csierr.NotFound.
@@ -95,23 +87,14 @@ func (s store) load(id string) (volume, error) {
 	v := volume{ID: id, AccessType: parts[1], Size: image.Size()}
 	attached, err := os.ReadFile(s.file(id, ".attached"))
 	v.Node, v.Mode, _ = strings.Cut(string(attached), "\n")
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return v, err
 	}
-	return v, err
+	return v, nil
 }
 
-func (s store) create(name, accessType string, size int64) (volume, error) {
-	v := volume{ID: "vol-" + accessType + "-" + digest(name) + "-" + rand.Text(), AccessType: accessType, Size: size}
-	return v, s.put(v.ID, ".img", func(f *os.File) error { return f.Truncate(size) })
-}
-
-func (s store) attach(id, node, mode string) error {
-	return s.put(id, ".attached", func(f *os.File) error { _, err := f.WriteString(node + "\n" + mode); return err })
-}
-
-// put makes a file appear at once: after a crash it is there in full, or not at all.
-func (s store) put(id, ext string, fill func(*os.File) error) error {
+// create makes a file appear at once: after a crash it is there in full, or not at all.
+func (s store) create(id, ext string, fill func(*os.File) error) error {
 	tmp := s.file(id, ".tmp")
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -123,14 +106,15 @@ func (s store) put(id, ext string, fill func(*os.File) error) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(tmp))
 	}
-	return s.sync()
+	return s.dir.Sync()
 }
 
+// remove syncs in any case, because an earlier call may have failed to.
 func (s store) remove(id, ext string) error {
 	if err := os.Remove(s.file(id, ext)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return s.sync()
+	return s.dir.Sync()
 }
 
 // grow makes the image of a volume size bytes large, unless it is larger.
@@ -143,14 +127,4 @@ func (s store) grow(v volume, size int64) error {
 		err = f.Truncate(size)
 	}
 	return errors.Join(err, f.Sync(), f.Close())
-}
-
-// sync makes names durable. A repeated call has to do it too: the first one may have ended
-// before.
-func (s store) sync() error {
-	dir, err := os.Open(s.path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
