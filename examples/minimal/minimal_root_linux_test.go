@@ -133,7 +133,8 @@ func newNode(t *testing.T, fsType string) (dir, id string, c *controller, n *nod
 	for _, name := range []string{"volumes", "staging"} {
 		must(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 	}
-	c = newController(t, filepath.Join(dir, "volumes"))
+	t.Chdir(dir)
+	c = newController(t, "volumes")
 	ops, err := nodeops.New(nodeops.Config{})
 	must(t, err)
 	id = c.make(t, "x", fsType, 0)

@@ -43,7 +43,10 @@ func idPrefix(name string) string {
 
 // openStore removes files that a killed process has not finished.
 func openStore(path string) (store, error) {
-	path, err := filepath.EvalSymlinks(path) // as loop devices report it
+	path, err := filepath.EvalSymlinks(path)
+	if err == nil {
+		path, err = filepath.Abs(path) // as loop devices report it
+	}
 	if err != nil {
 		return store{}, err
 	}
