@@ -194,13 +194,13 @@ func (c *controller) sizeFor(r *csi.CapacityRange, has, minimum int64) (int64, e
 }
 
 // usable returns the volume if it has the capabilities and the context. No volume has a context.
-func (s store) usable(id string, context map[string]string, capabilities ...*csi.VolumeCapability) (volume, error) {
+func (s store) usable(id string, volumeContext map[string]string, capabilities ...*csi.VolumeCapability) (volume, error) {
 	accessType, err := accessTypeOf(capabilities...)
-	if err = cmp.Or(err, checkEmpty("volume_context", context)); err != nil {
+	if err = cmp.Or(err, checkEmpty("volume_context", volumeContext)); err != nil {
 		return volume{}, err
 	}
 	v, err := s.load(id)
-	if err == nil && accessType != "" && accessType != v.AccessType {
+	if err == nil && accessType != v.AccessType {
 		err = fmt.Errorf("%w: volume %s is for access as %s, not as %s", csierr.Invalid, id, v.AccessType, accessType)
 	}
 	return v, err
