@@ -19,5 +19,6 @@
 // No block takes over main, reads the environment or logs globally, and none
 // imports another one, except that csiserver and csitest use csispec, that csiserver,
 // nodeops and breaker use csierr, and that nodeops and breaker use blocking.
-// examples/blockdriver and examples/nfsdriver are complete drivers assembled from them.
+// examples/blockdriver and examples/nfsdriver are complete drivers assembled from them;
+// examples/minimal is a small one, to be read first.
 package csikit

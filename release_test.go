@@ -78,11 +78,11 @@ func TestRelease(t *testing.T) {
 	unchanged()
 
 	must("env", "CHECK=true", "hack/release.sh", "v0.1.0")
-	want := "examples/blockdriver/v0.1.0\nexamples/nfsdriver/v0.1.0\nnodeops/fastmount/v0.1.0\nv0.1.0\n"
+	want := "examples/blockdriver/v0.1.0\nexamples/minimal/v0.1.0\nexamples/nfsdriver/v0.1.0\nnodeops/fastmount/v0.1.0\nv0.1.0\n"
 	if got := must("git", "tag"); got != want {
 		t.Errorf("tags\n%s\nwant\n%s", got, want)
 	}
-	for _, module := range []string{"examples/blockdriver", "examples/nfsdriver", "test/fastmount", "test/kubelet"} {
+	for _, module := range []string{"examples/blockdriver", "examples/minimal", "examples/nfsdriver", "test/fastmount", "test/kubelet"} {
 		if got := must("git", "show", "v0.1.0:"+module+"/go.mod"); !strings.Contains(got, "github.com/csikit/csikit v0.1.0\n") {
 			t.Errorf("%s does not require the release:\n%s", module, got)
 		}

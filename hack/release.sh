@@ -7,7 +7,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 version=${1-}
-modules='nodeops/fastmount examples/blockdriver examples/nfsdriver'
+modules='nodeops/fastmount examples/blockdriver examples/minimal examples/nfsdriver'
 
 fail() { echo "release: $*" >&2; exit 1; }
 echo "$version" | grep -Eqx 'v[01]\.[0-9]+\.[0-9]+(-[0-9A-Za-z.]+)?' ||
