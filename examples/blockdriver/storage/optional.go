@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // Snapshotter is a [Backend] with snapshots.
@@ -104,6 +105,14 @@ type Snapshot struct {
 	SizeBytes      int64
 	CreatedAt      time.Time // the point in time
 	GroupID        string    // of the group that it belongs to; empty: none
+}
+
+// Message returns the snapshot as the CO sees it.
+func (s Snapshot) Message() *csi.Snapshot {
+	return &csi.Snapshot{
+		SnapshotId: s.ID, SourceVolumeId: s.SourceVolumeID, SizeBytes: s.SizeBytes,
+		CreationTime: timestamppb.New(s.CreatedAt), ReadyToUse: true, GroupSnapshotId: s.GroupID,
+	}
 }
 
 // SnapshotSpec is a request for CreateSnapshot.

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package driver
+
+func becameReadOnly(string) bool { return false }
