@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -56,6 +57,9 @@ func (m *Memory) OpenDevices(_ context.Context, env storage.NodeEnv) (storage.De
 }
 
 func (m *Memory) Close() error {
+	if m.dir == "" { // -mode node
+		return nil
+	}
 	for id := range m.volumes {
 		_ = os.Remove(m.file(id))
 	}
@@ -89,7 +93,7 @@ func (m *Memory) CreateVolume(_ context.Context, s storage.VolumeSpec) (storage.
 	v := &volume{Volume: storage.Volume{ID: "vol-" + rand.Text(), Name: s.Name, AccessType: s.AccessType, Prezeroed: true}}
 	size, err := s.Size(normal, unit, 0)
 	if err == nil && len(s.Parameters) > 0 {
-		err = csierr.Invalid
+		err = errParameters
 	}
 	if err == nil {
 		err = m.grow(v, size)
@@ -104,10 +108,10 @@ func (m *Memory) CreateVolume(_ context.Context, s storage.VolumeSpec) (storage.
 // grow creates the file as well.
 func (m *Memory) grow(v *volume, size int64) error {
 	if size > capacity {
-		return csierr.OutOfRange
+		return fmt.Errorf("%w: no volume can have %d bytes", csierr.OutOfRange, size)
 	}
 	if size-v.CapacityBytes > m.free() {
-		return csierr.NoSpace
+		return fmt.Errorf("%w for %d bytes", csierr.NoSpace, size)
 	}
 	f, err := os.OpenFile(m.file(v.ID), os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -131,7 +135,7 @@ func (m *Memory) free() int64 {
 func (m *Memory) DeleteVolume(_ context.Context, id string) error {
 	_, err := m.with("delete volume", id, func(v *volume) error {
 		if v.Attachment != nil {
-			return storage.ErrInUse
+			return fmt.Errorf("%w by node %q: detach it first", storage.ErrInUse, v.Attachment.NodeID)
 		}
 		delete(m.volumes, id)
 		return os.Remove(m.file(id))
@@ -161,6 +165,8 @@ func (m *Memory) GetVolume(_ context.Context, id string) (storage.Volume, error)
 	return m.with("get volume", id, func(*volume) error { return nil })
 }
 
+var errParameters = csierr.Invalid.New("parameters: there are none; remove them from the storage class")
+
 var token = regexp.MustCompile(`^(vol-[A-Z2-7]{26})?$`) // the last ID of the page before
 
 func (m *Memory) ListVolumes(_ context.Context, after string, limit int) (page []storage.Volume, next string, err error) {
@@ -185,11 +191,11 @@ func (m *Memory) AttachVolume(_ context.Context, id string, a storage.Attachment
 		most, known := m.nodes[a.NodeID]
 		switch has := v.Attachment; {
 		case !known:
-			return csierr.NotFound.New("there is no such node")
+			return fmt.Errorf("node %q %w", a.NodeID, csierr.NotFound)
 		case has != nil && has.NodeID != a.NodeID:
-			return storage.ErrInUse
+			return fmt.Errorf("%w by node %q: detach it there first", storage.ErrInUse, has.NodeID)
 		case has == nil && most > 0 && m.attachedTo(a.NodeID) >= most:
-			return csierr.NoSpace
+			return fmt.Errorf("%w: node %q takes %d volumes", csierr.NoSpace, a.NodeID, most)
 		case has == nil:
 			v.Attachment, v.attachment = &a, rand.Text()
 		}
@@ -222,7 +228,7 @@ func (m *Memory) Places(_ context.Context, parameters map[string]string) ([]topo
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(parameters) > 0 {
-		return nil, csierr.Invalid
+		return nil, errParameters
 	}
 	return []topology.Candidate{{Name: "memory", Free: m.free()}}, nil
 }
