@@ -19,7 +19,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csitest/crash"
 	"github.com/csikit/csikit/csitest/gate"
-	"github.com/csikit/csikit/examples/blockdriver/driver"
 	"github.com/csikit/csikit/examples/blockdriver/filepool"
 	"github.com/csikit/csikit/loopdev"
 	"golang.org/x/sys/unix"

@@ -81,7 +81,7 @@ func (d *devices) Rescan(ctx context.Context, id string) error {
 	}
 	dev, err := findLoop(p.image(id))
 	if err == nil && dev == nil {
-		err = csierr.Precondition.New("it is not staged on this node")
+		err = csierr.NotFound.New("it has no loop device on this node: stage it first")
 	}
 	if err == nil {
 		_, err = dev.Resize()

@@ -89,7 +89,7 @@ func TestStageRevokesAPendingDetach(t *testing.T) {
 	must(t, err)
 	defer holder.Close()
 	refused(t, w.unstage(), codes.Unavailable, "in use")
-	refused(t, w.publish("a", false), codes.FailedPrecondition, "stage it first")
+	refused(t, w.publish("a", false), codes.Unavailable, "in use") // and "stage it first" when the kernel has detached it
 	must(t, w.stage())
 	must(t, w.publish("a", false))
 	must(t, holder.Close())
@@ -199,7 +199,7 @@ func TestForcedDetach(t *testing.T) {
 	refused(t, w.stage(), codes.FailedPrecondition, "has ended")
 	w.published = maps.Clone(second)
 	w.published[filepool.ContextImage] = "volumes/" + filepool.NewID(filepool.VolumeKind, "x") + filepool.ExtImage
-	refused(t, w.stage(), codes.InvalidArgument, "is not that of volume")
+	refused(t, w.stage(), codes.InvalidArgument, "is not that of the volume")
 	if d := w.loops(); len(d) > 0 {
 		t.Errorf("attached %v", d)
 	}

@@ -87,7 +87,7 @@ func (g group) metadata() any       { return groupMetadata{formatVersion, g} }
 func (v volume) storage() storage.Volume {
 	s := storage.Volume{
 		ID: v.ID, Name: v.Name, CapacityBytes: v.CapacityBytes, AccessType: v.AccessType, Parameters: v.Parameters,
-		Mutable: v.Mutable, Source: v.Source, HoldsData: v.HoldsData, Segments: v.Segments,
+		Mutable: v.Mutable, Source: v.Source, HoldsData: v.HoldsData, Prezeroed: true, Segments: v.Segments, // a sparse file reads as zeros
 	}
 	if v.Attachment != nil {
 		s.Attachment = &v.Attachment.Attachment

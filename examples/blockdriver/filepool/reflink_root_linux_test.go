@@ -164,7 +164,7 @@ func TestCutOfAGrowingXFS(t *testing.T) {
 	clone := func() error { return w.createFrom(fromVolume(w.id)) }
 	group := func() error { _, err := w.group(w.id); return err }
 	copies := map[string]func() error{"snapshot": w.snapshot, "clone": clone, "group": group}
-	writeAt(t, w.image(), small, 0)
+	filepool.WriteAt(t, w.image(), small, 0)
 	for name, clone := range copies {
 		refused(t, clone(), codes.Aborted, `its xfs is growing on node "node"`)
 		for _, dir := range []string{"snapshots", "groups", "volumes"} {
@@ -181,7 +181,7 @@ func TestCutOfAGrowingXFS(t *testing.T) {
 	must(t, errors.Join(w.snapshot(), w.deleteSnapshot())) // it is as it is
 	must(t, w.attach())
 	refused(t, w.snapshot(), codes.Aborted, "growing")
-	writeAt(t, w.image(), grown, 0)
+	filepool.WriteAt(t, w.image(), grown, 0)
 	for _, clone := range copies {
 		must(t, clone())
 	}

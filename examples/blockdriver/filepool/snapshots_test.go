@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
 	"google.golang.org/grpc/codes"
@@ -608,4 +609,37 @@ func TestSnapshotFaults(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A call that is cancelled while its copy is in progress reports that it is still in flight:
+// with any other code the CO would take it as ended.
+func TestCancelledCopyIsPending(t *testing.T) {
+	b := openBackend(t, t.TempDir(), nil)
+	b.reflink = false
+	source := filled(t, b, "a")
+	copying, goOn := make(chan bool), make(chan bool)
+	b.step = func(name string) error {
+		if name == "copy" && copying != nil {
+			close(copying)
+			copying = nil
+			<-goOn
+		}
+		return nil
+	}
+	began := copying
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { _, err := b.CreateSnapshot(ctx, snap("s", source.ID)); done <- err }()
+	<-began
+	cancel()
+	err := <-done
+	wantCode(t, err, codes.DeadlineExceeded)
+	wantCode(t, csierr.Errorf("create snapshot", "s", "%w", err), codes.DeadlineExceeded)
+	var pending *blocking.PendingError
+	if !errors.As(err, &pending) {
+		t.Fatalf("not pending: %v", err)
+	}
+	close(goOn)
+	<-pending.Pending()
+	wantFilled(t, b, mustSnap(t, b, "s", source.ID).ID, "a", gib)
 }
