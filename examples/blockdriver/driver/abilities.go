@@ -29,24 +29,14 @@ func implements[T any](v any) bool {
 	return ok
 }
 
-// servicesOf returns what serves the abilities of b, in a process with a controller.
-func servicesOf(b storage.Backend) (opts []csiserver.Option) {
+// servicesOf returns what serves the abilities of b, and the plugin capabilities that these
+// services have: every process of a plugin has to report the same.
+func servicesOf(b storage.Backend) (services []csiserver.Option, capabilities []csi.PluginCapability_Service_Type) {
+	capabilities = append(capabilities, csi.PluginCapability_Service_CONTROLLER_SERVICE)
 	for _, a := range abilities {
 		if a.service != nil && a.of(b) {
-			opts = append(opts, a.service(b))
+			services, capabilities = append(services, a.service(b)), append(capabilities, a.capability)
 		}
 	}
-	return opts
-}
-
-// pluginCapabilities are those that a process with a controller reports for its services.
-// Every process of a plugin has to report the same.
-func pluginCapabilities(b storage.Backend) []csi.PluginCapability_Service_Type {
-	types := []csi.PluginCapability_Service_Type{csi.PluginCapability_Service_CONTROLLER_SERVICE}
-	for _, a := range abilities {
-		if a.service != nil && a.of(b) {
-			types = append(types, a.capability)
-		}
-	}
-	return types
+	return services, capabilities
 }

@@ -3,43 +3,35 @@ package driver
 import (
 	"cmp"
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
 	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // controller is the CSI controller service. It checks what a request means and leaves the
-// rest to the backend; required fields, sizes and formats were checked by csiserver's
-// validation before. What is not offered is left to the embedded stub, which answers
-// UNIMPLEMENTED.
+// rest to the backend. csiserver's validation has checked required fields, sizes and formats,
+// and refused what needs a capability that is not reported, such as topology. RPCs that are
+// not offered are left to the embedded stub, which answers UNIMPLEMENTED.
 type controller struct {
 	csi.UnimplementedControllerServer
 	backend      storage.Backend
-	topology     bool // the plugin has VOLUME_ACCESSIBILITY_CONSTRAINTS
 	capabilities []csi.ControllerServiceCapability_RPC_Type
 }
 
-func newController(b storage.Backend, topology bool) *controller {
-	c := &controller{backend: b, topology: topology, capabilities: []csi.ControllerServiceCapability_RPC_Type{
+func newController(b storage.Backend) *controller {
+	c := &controller{backend: b, capabilities: []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
 		csi.ControllerServiceCapability_RPC_PUBLISH_READONLY,
-		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
-		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
-		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
-		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}}
 	for _, a := range abilities {
@@ -69,7 +61,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 }
 
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
-	if err := c.checkRequirement(req.GetAccessibilityRequirements()); err != nil {
+	if _, err := topology.Satisfies(req.GetAccessibilityRequirements()); err != nil { // what the spec forbids
 		return nil, err
 	}
 	accessType, err := accessTypeOf(req.GetVolumeCapabilities())
@@ -99,32 +91,23 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 
 // sourceOf returns what a new volume is created from, and what creates it.
 func (c *controller) sourceOf(s *csi.VolumeContentSource) (create func(context.Context, storage.VolumeSpec) (storage.Volume, error), _ *storage.Source, err error) {
-	snapshots, _ := c.backend.(storage.Snapshotter)
-	clones, _ := c.backend.(storage.Cloner)
-	switch {
-	case s == nil:
+	if s == nil {
 		return c.backend.CreateVolume, nil, nil
-	case s.GetSnapshot() != nil && c.has(csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT):
-		return snapshots.RestoreSnapshot, &storage.Source{SnapshotID: s.GetSnapshot().GetSnapshotId()}, nil
-	case s.GetVolume() != nil && c.has(csi.ControllerServiceCapability_RPC_CLONE_VOLUME):
-		return clones.CloneVolume, &storage.Source{VolumeID: s.GetVolume().GetVolumeId()}, nil
+	}
+	if b, ok := c.backend.(storage.Snapshotter); ok && s.GetSnapshot() != nil {
+		return b.RestoreSnapshot, &storage.Source{SnapshotID: s.GetSnapshot().GetSnapshotId()}, nil
+	}
+	if b, ok := c.backend.(storage.Cloner); ok && s.GetVolume() != nil {
+		return b.CloneVolume, &storage.Source{VolumeID: s.GetVolume().GetVolumeId()}, nil
 	}
 	return nil, nil, status.Error(codes.InvalidArgument, "volume_content_source: this driver creates no volumes from it")
 }
 
-// checkMutable refuses mutable parameters that the storage does not have.
 func (c *controller) checkMutable(parameters map[string]string) error {
-	if m, ok := c.backend.(storage.Modifier); ok && c.has(csi.ControllerServiceCapability_RPC_MODIFY_VOLUME) {
+	if m, ok := c.backend.(storage.Modifier); ok {
 		return m.CheckMutable(parameters)
 	}
-	if len(parameters) > 0 {
-		return status.Error(codes.InvalidArgument, "mutable_parameters: this driver does not offer the capability; send the request without them")
-	}
 	return nil
-}
-
-func (c *controller) has(t csi.ControllerServiceCapability_RPC_Type) bool {
-	return slices.Contains(c.capabilities, t)
 }
 
 func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
@@ -152,7 +135,7 @@ func (c *controller) ControllerPublishVolume(ctx context.Context, req *csi.Contr
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerPublishVolumeResponse{PublishContext: newAttached(v, a).addTo(publishContext)}, nil
+	return &csi.ControllerPublishVolumeResponse{PublishContext: publishContextOf(v, a, publishContext)}, nil
 }
 
 func (c *controller) ControllerUnpublishVolume(ctx context.Context, req *csi.ControllerUnpublishVolumeRequest) (*csi.ControllerUnpublishVolumeResponse, error) {
@@ -191,65 +174,6 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
-	page, next, err := c.backend.ListVolumes(ctx, req.GetStartingToken(), pageSize(req.GetMaxEntries()))
-	if err != nil {
-		return nil, err
-	}
-	resp := &csi.ListVolumesResponse{NextToken: next}
-	for _, v := range page {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{
-			Volume: csiVolume(v), Status: &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
-		})
-	}
-	return resp, nil
-}
-
-func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	v, err := c.backend.GetVolume(ctx, req.GetVolumeId())
-	if err != nil {
-		return nil, err
-	}
-	return &csi.ControllerGetVolumeResponse{
-		Volume: csiVolume(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: publishedNodes(v)},
-	}, nil
-}
-
-func publishedNodes(v storage.Volume) []string {
-	if v.Attachment == nil {
-		return nil
-	}
-	return []string{v.Attachment.NodeID}
-}
-
-// GetCapacity answers for Kubernetes' scheduler, which sends no volume
-// capabilities, and the parameters of the storage class as they are. For a node
-// whose driver reports no segments external-provisioner sets accessible_topology and
-// leaves it empty: that is not set.
-func (c *controller) GetCapacity(ctx context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
-	if len(req.GetAccessibleTopology().GetSegments()) > 0 && !c.topology {
-		return nil, status.Error(codes.InvalidArgument, "accessible_topology: this driver does not offer the capability; send the request without it")
-	}
-	least := storage.MinimumSizes[storage.AccessBlock]
-	if len(req.GetVolumeCapabilities()) > 0 {
-		accessType, err := accessTypeOf(req.GetVolumeCapabilities())
-		if err != nil {
-			return &csi.GetCapacityResponse{}, nil // no volume of that kind can be created
-		}
-		least = storage.MinimumSizes[accessType]
-	}
-	places, err := c.backend.Places(ctx, ownKeys(req.GetParameters()))
-	if errors.Is(err, csierr.Invalid) {
-		return &csi.GetCapacityResponse{}, nil // nor one with these parameters
-	}
-	if err != nil {
-		return nil, err
-	}
-	resp := topology.Capacity(req.GetAccessibleTopology(), places)
-	resp.MinimumVolumeSize = wrapperspb.Int64(least)
-	return resp, nil
-}
-
 // volumeFor returns the volume if it supports the capability. What
 // no volume can do is found before the volume is looked for, because the CO has
 // to change that first.
@@ -262,19 +186,6 @@ func (c *controller) volumeFor(ctx context.Context, id string, capability *csi.V
 		return storage.Volume{}, err
 	}
 	return v, checkFits(v, capability)
-}
-
-// checkRequirement refuses what belongs to a capability that this driver does not
-// have, because to ignore it would create a volume in the wrong zone, and a
-// requirement that the spec forbids. Topologies without segments exclude nothing.
-func (c *controller) checkRequirement(r *csi.TopologyRequirement) error {
-	all := slices.Concat(r.GetRequisite(), r.GetPreferred())
-	isSet := r != nil && (len(all) == 0 || slices.ContainsFunc(all, func(t *csi.Topology) bool { return len(t.GetSegments()) > 0 }))
-	if isSet && !c.topology {
-		return status.Error(codes.InvalidArgument, "accessibility_requirements: this driver does not offer the capability; send the request without it")
-	}
-	_, err := topology.Satisfies(r)
-	return err
 }
 
 // accessTypeOf returns the one access type that satisfies all the capabilities.

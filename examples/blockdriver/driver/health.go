@@ -3,7 +3,6 @@ package driver
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -14,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The RPCs about the health of volumes and of the storage, of both services. What a node
-// finds at the mounts of a volume needs nothing of the storage.
+// The RPCs about the health of volumes and of the storage, of both services. That a volume
+// does not respond is found at its mounts, and needs nothing of the storage.
 
 func init() {
 	abilities = append(abilities, ability{
@@ -112,22 +111,13 @@ func (n *node) checkVolume(ctx context.Context, id string) ([]storage.Problem, e
 	return nil, err
 }
 
-// checkMount finds a volume that does not respond, and one that became read-only because
-// of errors.
+// checkMount finds a volume that does not respond.
 func (n *node) checkMount(ctx context.Context, id, path string) *storage.Problem {
 	_, err := n.ops.Stats(ctx, nodeops.StatsRequest{VolumeID: id, VolumePath: path})
-	switch {
-	case status.Code(err) == codes.NotFound: // not mounted there
+	if err == nil || status.Code(err) == codes.NotFound { // not mounted there
 		return nil
-	case err != nil:
-		return &storage.Problem{Severity: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "VolumeDoesNotAnswer", Text: err.Error()}
 	}
-	readOnly, _, err := n.work.Do(ctx, "check for errors "+path, func() (any, error) { return becameReadOnly(path), nil })
-	if err == nil && readOnly == true {
-		return &storage.Problem{Severity: csi.VolumeHealthErrorType_DEGRADED, Reason: "FileSystemReadOnly",
-			Text: fmt.Sprintf("the file system at %s is read-only, though it was mounted for writing: see the kernel's log", path)}
-	}
-	return nil
+	return &storage.Problem{Severity: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "VolumeDoesNotAnswer", Text: err.Error()}
 }
 
 // NodeGetStorageHealth has one entry per reason.

@@ -31,7 +31,7 @@ func (s *sick) CheckVolume(_ context.Context, id string) ([]storage.Problem, err
 func TestControllerHealth(t *testing.T) {
 	b := &sick{testController(t).backend, map[string][]storage.Problem{}}
 	adds(t, b, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)
-	c := newController(b, false)
+	c := newController(b)
 	var want []string
 	for i := range 9 {
 		id := c.mustCreate(t, fmt.Sprint(i), mountCap("", writer))
@@ -93,14 +93,14 @@ func (brokenStorage) CheckStorage(context.Context) []storage.StorageProblem {
 }
 
 func TestStorageHealth(t *testing.T) {
-	n := newNode(config{}, brokenStorage{}, nil, nil)
+	n := &node{devices: brokenStorage{}}
 	got, err := n.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	must(t, err)
 	if h := got.GetBackendHealth(); len(h) != 2 || h[0].GetMessage() != "pool a; pool b" || h[1].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
 		t.Errorf("%v", got)
 	}
 	for devices, want := range map[storage.Devices]bool{brokenStorage{}: true, nil: false} {
-		caps, err := newNode(config{}, devices, nil, nil).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+		caps, err := (&node{devices: devices}).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 		must(t, err)
 		has := slices.ContainsFunc(caps.GetCapabilities(), func(c *csi.NodeServiceCapability) bool {
 			return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH

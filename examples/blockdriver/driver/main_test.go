@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,9 @@ import (
 
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 )
 
@@ -65,4 +68,17 @@ func wantCode(t *testing.T, err error, code codes.Code, texts ...string) {
 			t.Errorf("error %q does not say %q", err, text)
 		}
 	}
+}
+
+func dial(t *testing.T, path string) *grpc.ClientConn {
+	t.Helper()
+	c, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
 }

@@ -34,7 +34,7 @@ func (s *tiers) ModifyVolume(_ context.Context, _ string, parameters map[string]
 func TestModify(t *testing.T) {
 	b := &tiers{Backend: testController(t).backend}
 	adds(t, b, csi.ControllerServiceCapability_RPC_MODIFY_VOLUME)
-	c := newController(b, false)
+	c := newController(b)
 	good, bad := map[string]string{"tier": "gold"}, map[string]string{"color": "red"}
 	id := c.mustCreate(t, "a", mountCap("", writer))
 	_, err := c.ControllerModifyVolume(t.Context(), &csi.ControllerModifyVolumeRequest{VolumeId: id, MutableParameters: good})

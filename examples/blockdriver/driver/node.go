@@ -7,12 +7,10 @@ import (
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/csikit/csikit/blocking"
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
 	"github.com/csikit/csikit/nodeops"
-	"github.com/csikit/csikit/topology"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -21,23 +19,13 @@ import (
 // does the rest. All that it knows of a volume is in the request.
 type node struct {
 	csi.UnimplementedNodeServer
-	nodeID     string
-	maxVolumes int64
-	topology   topology.Segments
-	devices    storage.Devices
-	ops        *nodeops.Node
-	work       *blocking.Group
+	cfg     config
+	devices storage.Devices
+	ops     *nodeops.Node
 }
-
-func newNode(cfg config, d storage.Devices, ops *nodeops.Node, work *blocking.Group) *node {
-	return &node{nodeID: cfg.nodeID, maxVolumes: cfg.maxVolumes, topology: cfg.topology, devices: d, ops: ops, work: work}
-}
-
-// NodeID lets a test check that requests come to the right node.
-func (n *node) NodeID() string { return n.nodeID }
 
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.nodeID, MaxVolumesPerNode: n.maxVolumes, AccessibleTopology: n.topology.Topology()}, nil
+	return &csi.NodeGetInfoResponse{NodeId: n.cfg.nodeID, MaxVolumesPerNode: n.cfg.maxVolumes, AccessibleTopology: n.cfg.topology.Topology()}, nil
 }
 
 // NodeGetCapabilities leaves out VOLUME_MOUNT_GROUP: ext4 and xfs have no mount option
@@ -182,13 +170,10 @@ var errPublished = csierr.Precondition.New("still published")
 
 // detach removes the device of the volume, if it has one. nodeops.Unstage answers for file
 // systems; a raw block publication does not keep the device open, and is visible only as
-// a mount of the device node.
+// a mount of the device node. What was lost of a volume must not keep its device: without
+// an answer of Find it is for the storage to refuse one that is in use.
 func (n *node) detach(ctx context.Context, volumeID string) error {
-	dev, err := n.devices.Find(ctx, volumeID)
-	if err != nil && !errors.Is(err, csierr.NotFound) {
-		return err
-	}
-	if err == nil {
+	if dev, err := n.devices.Find(ctx, volumeID); err == nil {
 		at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
 		if err != nil {
 			return err
@@ -200,8 +185,8 @@ func (n *node) detach(ctx context.Context, volumeID string) error {
 	return n.devices.Detach(ctx, volumeID)
 }
 
-// attached is what the controller says of an attached volume, in the publish context beside
-// the keys of the storage: a node cannot ask it.
+// attached is what the controller says of a volume that it has attached, in the publish
+// context beside the keys of the storage: a node cannot ask it.
 type attached struct {
 	accessType string
 	holdsData  bool // never format it
@@ -216,16 +201,12 @@ const (
 	keyReadOnly   = "readOnly"
 )
 
-func newAttached(v storage.Volume, a storage.Attachment) attached {
-	return attached{accessType: v.AccessType, holdsData: v.HoldsData, prezeroed: v.Prezeroed, readOnly: a.ReadOnly}
-}
-
-// addTo returns the publish context for the CO.
-func (a attached) addTo(publishContext map[string]string) map[string]string {
+// publishContextOf adds the keys of the driver to those of the storage.
+func publishContextOf(v storage.Volume, a storage.Attachment, ofStorage map[string]string) map[string]string {
 	all := map[string]string{}
-	maps.Copy(all, publishContext)
-	all[keyAccessType], all[keyReadOnly] = a.accessType, strconv.FormatBool(a.readOnly)
-	all[keyHoldsData], all[keyPrezeroed] = strconv.FormatBool(a.holdsData), strconv.FormatBool(a.prezeroed)
+	maps.Copy(all, ofStorage)
+	all[keyAccessType], all[keyReadOnly] = v.AccessType, strconv.FormatBool(a.ReadOnly)
+	all[keyHoldsData], all[keyPrezeroed] = strconv.FormatBool(v.HoldsData), strconv.FormatBool(v.Prezeroed)
 	return all
 }
 
@@ -258,8 +239,9 @@ func attachedOf(req useRequest) (attached, storage.DeviceRequest, error) {
 	default:
 		err = status.Errorf(codes.FailedPrecondition, "volume %s was created for access as %s and cannot be used as %s", req.GetVolumeId(), a.accessType, accessType)
 	}
-	// A read-only access mode is one that the controller was not asked for.
-	a.readOnly = a.readOnly || req.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	if req.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY {
+		a.readOnly = true
+	}
 	return a, storage.DeviceRequest{
 		VolumeID: req.GetVolumeId(), PublishContext: rest, VolumeContext: ownKeys(req.GetVolumeContext()), Secrets: req.GetSecrets(),
 	}, err

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"github.com/csikit/csikit/examples/blockdriver/memory"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
@@ -70,19 +68,6 @@ func registeredAt(t *testing.T, socket string) (endpoint string) {
 		t.Fatalf("GetInfo answers %q", fields)
 	}
 	return fields[2]
-}
-
-func dial(t *testing.T, path string) *grpc.ClientConn {
-	t.Helper()
-	c, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	return c
 }
 
 // The error for an inline volume names what to use instead. kubelet says that it

@@ -1,10 +1,11 @@
 // Package driver is a CSI driver for block storage: it translates the RPCs of CSI into
 // calls of package storage, and leaves what happens on a node to package nodeops.
 //
-// These files are optional: delete one, with its tests, and the driver does not have what
-// is in it. snapshots.go (snapshots and clones), group.go (group snapshots),
-// snapshotmetadata.go (changed blocks), modify.go (VolumeAttributesClass), health*.go (health
-// of volumes and storage) and telemetry.go (metrics and traces).
+// These files are optional: delete one, with its test, and the driver does not have what
+// is in it: capacity.go (free space), group.go (group snapshots), health.go (of volumes and
+// storage), list.go (lists of volumes), modify.go (VolumeAttributesClass), snapshots.go
+// (snapshots and clones), snapshotmetadata.go (changed blocks), telemetry.go (metrics and
+// traces).
 package driver
 
 import (
@@ -66,8 +67,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		csiserver.WithValidationOptions(csispec.WithCSISanity()),
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
-	hasTopology := len(cfg.topology) > 0 || p.HasTopology()
-	if hasTopology {
+	if len(cfg.topology) > 0 || p.HasTopology() {
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
 	env := storage.Env{Logger: log, Work: work}
@@ -81,10 +81,11 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		if err != nil {
 			return err
 		}
-		opts = append(opts, csiserver.WithController(newController(backend, hasTopology)))
-		opts = append(opts, servicesOf(backend)...)
+		services, _ := servicesOf(backend)
+		opts = append(append(opts, csiserver.WithController(newController(backend))), services...)
 	} else {
-		opts = append(opts, csiserver.WithPluginCapabilities(pluginCapabilities(p.Type())...))
+		_, capabilities := servicesOf(p.Type())
+		opts = append(opts, csiserver.WithPluginCapabilities(capabilities...))
 	}
 	if cfg.mode != "controller" {
 		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: telemetry.meters, TracerProvider: telemetry.tracers})
@@ -97,7 +98,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		if err != nil {
 			return err
 		}
-		opts = append(opts, csiserver.WithNode(newNode(cfg, devices, ops, work)))
+		opts = append(opts, csiserver.WithNode(&node{cfg: cfg, devices: devices, ops: ops}))
 	}
 	return serve(ctx, cfg, log, telemetry, sections, opts)
 }

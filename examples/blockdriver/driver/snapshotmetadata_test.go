@@ -51,8 +51,8 @@ func (s *metadataStream) Send(m *csi.GetMetadataDeltaResponse) error {
 }
 
 func TestChangedBlocks(t *testing.T) {
-	if !slices.Contains(pluginCapabilities(blocks{}), csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE) {
-		t.Errorf("a storage with changed blocks has %v", pluginCapabilities(blocks{}))
+	if services, capabilities := servicesOf(blocks{}); len(services) != 1 || !slices.Contains(capabilities, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE) {
+		t.Errorf("a storage with changed blocks has %v", capabilities)
 	}
 	server := &snapshotMetadataServer{backend: blocks{}}
 	for _, test := range []struct {

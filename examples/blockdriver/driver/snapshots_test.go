@@ -56,7 +56,7 @@ func TestSnapshots(t *testing.T) {
 		storage.Backend
 		storage.Cloner
 	}{}, csi.ControllerServiceCapability_RPC_CLONE_VOLUME)
-	c := newController(b, false)
+	c := newController(b)
 	created, err := c.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{
 		Name: "s", SourceVolumeId: "vol-1", Parameters: map[string]string{"csi.storage.k8s.io/volumesnapshot/name": "x", "tier": "gold"},
 	})
@@ -84,7 +84,7 @@ func TestSnapshots(t *testing.T) {
 
 func TestCreateFromSource(t *testing.T) {
 	b := &snapshotStorage{}
-	c := newController(b, false)
+	c := newController(b)
 	for _, source := range []storage.Source{{SnapshotID: "snap-1"}, {VolumeID: "vol-1"}} {
 		sent := csiVolume(storage.Volume{Source: &source}).GetContentSource()
 		v, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "a", VolumeCapabilities: caps(mountCap("", writer)), VolumeContentSource: sent})

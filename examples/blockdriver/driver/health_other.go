@@ -1,5 +1,0 @@
-//go:build !linux
-
-package driver
-
-func becameReadOnly(string) bool { return false }
