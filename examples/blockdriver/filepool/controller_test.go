@@ -48,7 +48,7 @@ func TestControllerTopology(t *testing.T) {
 		some bool
 	}{
 		{&csi.GetCapacityRequest{}, true},
-		{&csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0], Parameters: map[string]string{"csi.k8s.io/fstype": "xfs"}}, true},
+		{&csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0], Parameters: map[string]string{"csi.storage.k8s.io/fstype": "xfs"}}, true},
 		{&csi.GetCapacityRequest{AccessibleTopology: zone("c").Requisite[0]}, false},
 		{&csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{}}, true},
 		{&csi.GetCapacityRequest{Parameters: map[string]string{"unknown": "x"}}, false},
@@ -72,7 +72,7 @@ func TestGroupController(t *testing.T) {
 		must(t, err)
 		ids = append(ids, v.GetVolume().GetVolumeId())
 	}
-	create := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{ids[1], ids[0]}, Parameters: map[string]string{"csi.k8s.io/x": "y"}}
+	create := &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{ids[1], ids[0]}, Parameters: map[string]string{"csi.storage.k8s.io/x": "y"}}
 	resp, err := c.CreateVolumeGroupSnapshot(t.Context(), create)
 	must(t, err)
 	g := resp.GetGroupSnapshot()

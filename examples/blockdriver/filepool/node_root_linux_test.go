@@ -234,9 +234,12 @@ func TestUnstageOfADeletedImage(t *testing.T) {
 
 func TestExpandOnTheNode(t *testing.T) {
 	w := newServedVolume(t, "ext4", 64<<20)
-	refused(t, w.expandNode(), codes.OutOfRange, "ControllerExpandVolume comes first")
+	refused(t, w.expandNode(), codes.NotFound, "stage it first")
+	must(t, w.stage())
+	must(t, w.publish("a", false))
+	refused(t, w.expandNode(), codes.Unavailable, "has not grown yet")
+	must(t, errors.Join(w.unpublish("a"), w.unstage()))
 	must(t, w.expand())
-	refused(t, w.expandNode(), codes.FailedPrecondition, "not staged")
 	// Expanded while detached from the node: the next stage grows the file system.
 	must(t, w.stage())
 	must(t, w.publish("a", false))
