@@ -2,6 +2,8 @@ package memory
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
@@ -37,13 +39,25 @@ func (d devices) Attach(ctx context.Context, r storage.DeviceRequest) (nodeops.D
 
 // loop returns the device of a volume, also of one that was deleted; nil: it has none.
 func (d devices) loop(id string) (*loopdev.Device, error) {
-	all, err := loopdev.List()
-	for _, dev := range all {
-		if dev.Backing == d.file(id) {
-			return &dev, nil
+	if !idPattern.MatchString(id) { // it is not used as a path
+		return nil, nil
+	}
+	dev, err := loopdev.Find(d.file(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		var all []loopdev.Device
+		if all, err = loopdev.List(); err == nil {
+			err = loopdev.ErrNotAttached
+		}
+		for _, x := range all {
+			if x.Backing == d.file(id) {
+				return &x, nil
+			}
 		}
 	}
-	return nil, err
+	if errors.Is(err, loopdev.ErrNotAttached) || errors.Is(err, fs.ErrPermission) { // without permission nothing was attached
+		return nil, nil
+	}
+	return dev, err
 }
 
 func (d devices) Find(_ context.Context, id string) (nodeops.Device, error) {

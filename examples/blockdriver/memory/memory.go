@@ -167,12 +167,13 @@ func (m *Memory) GetVolume(_ context.Context, id string) (storage.Volume, error)
 
 var errParameters = csierr.Invalid.New("parameters: there are none; remove them from the storage class")
 
-var token = regexp.MustCompile(`^(vol-[A-Z2-7]{26})?$`) // the last ID of the page before
+var idPattern = regexp.MustCompile(`^vol-[A-Z2-7]{26}$`)
 
+// ListVolumes has as token the last ID of the page before.
 func (m *Memory) ListVolumes(_ context.Context, after string, limit int) (page []storage.Volume, next string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !token.MatchString(after) {
+	if after != "" && !idPattern.MatchString(after) {
 		return nil, "", storage.ErrBadToken
 	}
 	for _, id := range slices.Sorted(maps.Keys(m.volumes)) {
