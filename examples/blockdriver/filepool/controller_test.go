@@ -58,6 +58,25 @@ func TestControllerTopology(t *testing.T) {
 			t.Errorf("%v: %v, %v; want some: %t", test.req, resp, err, test.some)
 		}
 	}
+
+	// Without the capability a topology with segments is refused; one without, which
+	// external-provisioner sends, is not set.
+	dir := t.TempDir()
+	makePool(t, dir)
+	c = csi.NewControllerClient(serveController(t, "-pool", "default="+dir, "-reserve", "0"))
+	_, err = c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: zone("a").Requisite[0]}, grpc.WaitForReady(true))
+	wantCode(t, err, codes.InvalidArgument)
+	capacity, err := c.GetCapacity(ctx, &csi.GetCapacityRequest{AccessibleTopology: &csi.Topology{Segments: map[string]string{}}})
+	if err != nil || capacity.GetMaximumVolumeSize().GetValue() == 0 {
+		t.Errorf("without segments: %v, %v", capacity, err)
+	}
+	create.Name, create.AccessibilityRequirements = "w", zone("b")
+	_, err = c.CreateVolume(ctx, create)
+	wantCode(t, err, codes.InvalidArgument)
+	create.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{{}}}
+	if _, err := c.CreateVolume(ctx, create); err != nil {
+		t.Errorf("without segments: %v", err)
+	}
 }
 
 func TestGroupController(t *testing.T) {

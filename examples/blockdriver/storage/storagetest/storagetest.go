@@ -337,7 +337,11 @@ func (s *suite) list() {
 	}
 	slices.Sort(want)
 	for _, limit := range []int{0, 1, 2, 4, 5, 6, math.MaxInt32} {
-		got := s.pages(limit, s.volumePage(limit), func([]string) {})
+		got := s.pages(limit, s.volumePage(limit), func(ids []string) {
+			if len(ids) == 0 {
+				s.Errorf("with the limit %d the last page has a token", limit)
+			}
+		})
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
 			s.Errorf("the pages of %d have %q, want %q", limit, got, want)
