@@ -128,14 +128,17 @@ func (d *devices) CheckVolume(ctx context.Context, id string) ([]storage.Problem
 func (d *devices) checkMounts(ctx context.Context, dev string) []storage.Problem {
 	ctx, cancel := context.WithTimeout(ctx, mountsTimeout)
 	defer cancel()
+	paths, err := d.env.Ops.MountedAt(ctx, nodeops.Device{Path: dev})
+	if err != nil {
+		return nil
+	}
 	at, _, err := d.work.Do(ctx, "check the file system on "+dev, func() (any, error) {
-		at, err := d.env.Ops.MountedAt(ctx, nodeops.Device{Path: dev})
-		for _, path := range at {
+		for _, path := range paths {
 			if becameReadOnly(path) {
 				return path, nil
 			}
 		}
-		return "", err
+		return "", nil
 	})
 	if err != nil || at == "" {
 		return nil
@@ -167,13 +170,11 @@ func (d *devices) CheckStorage(ctx context.Context) (problems []storage.StorageP
 	}
 	silent := d.silent(ctx)
 	for _, p := range d.here() {
-		found := []storage.Problem{}
 		if err := silent[p.at()]; err != nil {
-			found = append(found, poolAway(p, err))
-		} else {
-			found = p.checkPool(d.reserve)
+			add(poolAway(p, err))
+			continue
 		}
-		for _, x := range found {
+		for _, x := range p.checkPool(d.reserve) {
 			add(x)
 		}
 	}
