@@ -55,8 +55,8 @@ func envName(flagName string) string {
 	return "CSIKIT_" + strings.ToUpper(strings.ReplaceAll(flagName, "-", "_"))
 }
 
-// parseConfig reads the settings, those of the storage too. Its error is one line that names the setting;
-// flag.ErrHelp says that -h was answered on out.
+// parseConfig reads the settings, also those of the storage. Its error is one line that
+// names the setting; flag.ErrHelp says that -h was answered on out.
 func parseConfig(p storage.Provider, args []string, getenv func(string) string, out io.Writer) (config, error) {
 	var c config
 	fs := flag.NewFlagSet(program, flag.ContinueOnError)
