@@ -42,7 +42,7 @@ test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machine
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
-	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./internal/mountapi ./examples/blockdriver ./examples/nfsdriver/driver ./examples/nfsdriver/exportdir ./test/fastmount
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./loopdev ./registration ./nodeops ./internal/mountapi ./examples/blockdriver/driver ./examples/blockdriver/filepool ./examples/nfsdriver/driver ./examples/nfsdriver/exportdir ./test/fastmount
 
 .PHONY: fuzz
 fuzz: ## every fuzz test for FUZZTIME (default 30s)
@@ -51,7 +51,7 @@ fuzz: ## every fuzz test for FUZZTIME (default 30s)
 .PHONY: torture
 torture: ## the long form of the tests that kill, and that fail calls, and all in the virtual machines (root)
 	CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) test -count=1 -timeout 60m -v -run 'Killed|Every' ./nodeops
-	for m in csitest examples/blockdriver examples/nfsdriver/exportdir; do \
+	for m in csitest examples/blockdriver/filepool examples/nfsdriver/exportdir; do \
 		CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) -C $$m test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' . || exit 1; \
 	done
 	@$(MAKE) --no-print-directory test-vm VM=-long

@@ -3,16 +3,191 @@ package csikit
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// An example directory is a template: copied into a separate module, it builds, and its
-// tests that need no root pass.
+// The examples with a driver and a storage that are apart: what is in them for whom.
+var templates = []struct {
+	name     string   // of the directory below examples, and of the program
+	driver   string   // the name of the driver
+	embedded string   // the storage that a vendor deletes
+	keep     []string // what a vendor has to understand; deletable files are not part of it
+	optional []string // files of driver/ that can be deleted, each alone
+}{{
+	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool",
+	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
+	optional: []string{"capacity", "group", "health", "list", "modify", "snapshotmetadata", "snapshots", "telemetry"},
+}}
+
+// mostLines is how much a vendor who copies an example has to understand.
+const mostLines = 1300
+
+func TestTemplates(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range templates {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			example := filepath.Join("examples", x.name)
+			lines := 0
+			for _, pattern := range x.keep {
+				files, err := filepath.Glob(filepath.Join(example, pattern))
+				if err != nil || len(files) == 0 {
+					t.Fatalf("%s: %v", pattern, err)
+				}
+				for _, file := range files {
+					text, err := os.ReadFile(file)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if strings.HasSuffix(file, "_test.go") {
+						continue
+					}
+					if strings.Contains(string(text), "/"+x.embedded+`"`) && filepath.Base(file) != "main.go" {
+						t.Errorf("%s imports %s", file, x.embedded)
+					}
+					name := strings.TrimSuffix(filepath.Base(file), ".go")
+					if filepath.Base(filepath.Dir(file)) == "driver" && slices.Contains(x.optional, name) || name == "optional" {
+						continue
+					}
+					n := bytes.Count(text, []byte("\n"))
+					t.Logf("%4d %s", n, file)
+					lines += n
+				}
+			}
+			if t.Logf("%4d lines", lines); lines > mostLines {
+				t.Errorf("%d lines, want at most %d", lines, mostLines)
+			}
+
+			// Copied, with the commands of its README, to a directory beside a checkout.
+			dir := t.TempDir()
+			if err := os.Symlink(here, filepath.Join(dir, "csikit")); err != nil {
+				t.Fatal(err)
+			}
+			out := filepath.Join(dir, "mydriver")
+			blocks := readmeCommands(t, filepath.Join(example, "README.md"), "Copying")
+			if len(blocks) != 2 {
+				t.Fatalf("%d blocks of commands, want those that copy, and those that take the storage out", len(blocks))
+			}
+			shell(t, dir, withoutTests(t, blocks[0]))
+			goTool(t, out, "vet", "./...")
+			for _, name := range []string{x.name, x.driver, "csikit/examples"} {
+				if left := filesWith(t, out, name); len(left) > 0 {
+					t.Errorf("%q is still in %v", name, left)
+				}
+			}
+			shell(t, out, withoutTests(t, blocks[1]))
+			if left := filesWith(t, out, "/"+x.embedded+`"`); len(left) > 0 {
+				t.Errorf("%s is still imported in %v", x.embedded, left)
+			}
+			goTool(t, out, "vet", "./...")
+			runTests(t, out)
+			if os.Geteuid() == 0 { // with mounts
+				goTool(t, out, "test", "-run", "^Test(Rules|Sanity|Pods.*)$", "./driver")
+			}
+
+			for _, name := range x.optional {
+				without(t, out, name)
+			}
+			without(t, out, x.optional...)
+		})
+	}
+}
+
+// without checks that a copy of the module builds when files of the driver are deleted.
+func without(t *testing.T, module string, names ...string) {
+	t.Helper()
+	out := t.TempDir()
+	if err := os.CopyFS(out, os.DirFS(module)); err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	goTool(t, out, "mod", "edit", "-replace=github.com/csikit/csikit="+here)
+	for _, name := range names {
+		file := filepath.Join(out, "driver", name)
+		if err := os.Remove(file + ".go"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(file + "_test.go"); err != nil {
+			t.Errorf("driver/%s.go has no test of its own: %v", name, err)
+		}
+	}
+	goTool(t, out, "vet", "./...")
+}
+
+// readmeCommands returns the blocks of shell commands in a section.
+func readmeCommands(t *testing.T, file, section string) (blocks []string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
+	if !found {
+		t.Fatalf("%s has no section %q", file, section)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	for _, b := range shellBlock.FindAllStringSubmatch(rest, -1) {
+		blocks = append(blocks, b[1])
+	}
+	return blocks
+}
+
+var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
+
+// withoutTests leaves out the last command, which runs the tests: they run without root.
+func withoutTests(t *testing.T, commands string) string {
+	t.Helper()
+	rest, found := strings.CutSuffix(commands, "\ngo test ./...\n")
+	if !found {
+		t.Fatalf("the last command is not go test ./...:\n%s", commands)
+	}
+	return rest
+}
+
+// shell runs commands as a user types them.
+func shell(t *testing.T, dir, commands string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-e", "-c", commands)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=", "GOWORK=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s\n%v\n%s", commands, err, out)
+	}
+}
+
+// filesWith returns the files that have the text.
+func filesWith(t *testing.T, dir, text string) (files []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if bytes.Contains(data, []byte(text)) {
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+// An example directory builds by itself, and its tests that need no root pass.
 func TestExamplesStandAlone(t *testing.T) {
 	dirs, err := filepath.Glob("examples/*")
 	if err != nil || len(dirs) == 0 {
@@ -30,7 +205,7 @@ func TestExamplesStandAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 			// The release that go.mod requires stands here for what it will be.
-			goTool(t, out, "mod", "edit", "-module=example.com/mydriver", "-replace=github.com/csikit/csikit="+here)
+			goTool(t, out, "mod", "edit", "-replace=github.com/csikit/csikit="+here)
 			goTool(t, out, "vet", "./...")
 			runTests(t, out)
 		})

@@ -77,7 +77,7 @@
 // xfs_repair. StageFilesystem and Expand therefore have the superblock written before
 // they return. A race window remains while they run: a driver that takes snapshots of
 // mounted volumes takes them at another time, or checks the snapshot for this state, as
-// filepool_xfs.go of examples/blockdriver does.
+// xfs.go of examples/blockdriver/filepool does.
 //
 // # btrfs
 //

@@ -8,8 +8,9 @@ import (
 
 // Devices is the storage as a node uses it: how a volume becomes a block device there. It
 // runs on nodes without a controller, and needs no connection to one. Every method is
-// idempotent and safe for concurrent use; the driver calls none concurrently with another
-// one for the same volume, except Find. Errors are as those of [Backend].
+// idempotent and safe for concurrent use. For one volume the driver calls Detach and Rescan
+// alone, but Attach and Find concurrently, because several pods may start. Errors are as
+// those of [Backend].
 type Devices interface {
 	// Attach makes the device of the volume appear, and returns it. It is called at each
 	// stage and publish. Set the serial number, WWID or size that you know: it is
@@ -20,9 +21,11 @@ type Devices interface {
 	// size, or csierr.NotFound. It is also called when the CO asks for the volume's usage
 	// (kubelet: every minute), which is when a changed setting can be applied.
 	Find(ctx context.Context, volumeID string) (nodeops.Device, error)
-	// Detach removes the device. Nothing uses it any more. It is a no-op if there is none.
+	// Detach removes the device. It is a no-op if there is none. The driver has checked that
+	// the device is not mounted, unless Find failed.
 	Detach(ctx context.Context, volumeID string) error
-	// Rescan makes the device as large as the volume is after ExpandVolume.
+	// Rescan makes the device as large as the volume is after ExpandVolume. Without a device
+	// it is csierr.NotFound.
 	Rescan(ctx context.Context, volumeID string) error
 }
 

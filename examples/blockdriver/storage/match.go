@@ -38,17 +38,6 @@ func (v Volume) Matches(s VolumeSpec) error {
 	return d.conflict("volume " + v.ID)
 }
 
-// Matches returns csierr.Conflict if s is not the snapshot that wanted describes.
-func (s Snapshot) Matches(wanted SnapshotSpec) error {
-	var d differences
-	d.add("name", s.Name, wanted.Name)
-	d.add("source volume", s.SourceVolumeID, wanted.SourceVolumeID)
-	if s.GroupID != "" {
-		d = append(d, "it is a part of the group snapshot "+s.GroupID)
-	}
-	return d.conflict("snapshot " + s.ID)
-}
-
 // Matches returns csierr.Conflict if a is not the attachment that is wanted on its node.
 func (a Attachment) Matches(wanted Attachment) error {
 	var d differences

@@ -2,9 +2,12 @@ package storage
 
 import (
 	"context"
+	"errors"
+	"io"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // Snapshotter is a [Backend] with snapshots.
@@ -82,6 +85,18 @@ type StorageHealthReporter interface {
 	CheckStorage(ctx context.Context) []StorageProblem
 }
 
+// Commander is a [Provider] with commands of its own, such as one that prepares the storage.
+type Commander interface {
+	// Command runs the command args[0]; ok is false if it is none. [ErrReported] ends the
+	// process with status 1 and no further message.
+	Command(args []string, getenv func(string) string, stdout io.Writer) (ok bool, err error)
+	// CommandUsage is the part of -h about the commands.
+	CommandUsage() string
+}
+
+// ErrReported means that a command has printed what is wrong.
+var ErrReported = errors.New("problems were reported")
+
 // Problem is what is wrong with a volume.
 type Problem struct {
 	Severity csi.VolumeHealthErrorType
@@ -104,6 +119,25 @@ type Snapshot struct {
 	SizeBytes      int64
 	CreatedAt      time.Time // the point in time
 	GroupID        string    // of the group that it belongs to; empty: none
+}
+
+// Matches returns csierr.Conflict if s is not the snapshot that wanted describes.
+func (s Snapshot) Matches(wanted SnapshotSpec) error {
+	var d differences
+	d.add("name", s.Name, wanted.Name)
+	d.add("source volume", s.SourceVolumeID, wanted.SourceVolumeID)
+	if s.GroupID != "" {
+		d = append(d, "it is a part of the group snapshot "+s.GroupID)
+	}
+	return d.conflict("snapshot " + s.ID)
+}
+
+// Message returns the snapshot as the CO sees it.
+func (s Snapshot) Message() *csi.Snapshot {
+	return &csi.Snapshot{
+		SnapshotId: s.ID, SourceVolumeId: s.SourceVolumeID, SizeBytes: s.SizeBytes,
+		CreationTime: timestamppb.New(s.CreatedAt), ReadyToUse: true, GroupSnapshotId: s.GroupID,
+	}
 }
 
 // SnapshotSpec is a request for CreateSnapshot.

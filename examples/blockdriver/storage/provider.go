@@ -2,9 +2,7 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"flag"
-	"io"
 	"log/slog"
 
 	"github.com/csikit/csikit/blocking"
@@ -32,18 +30,6 @@ type Provider interface {
 	// Close ends both, after the last call has returned.
 	Close() error
 }
-
-// Commander is a [Provider] with commands of its own, such as one that prepares the storage.
-type Commander interface {
-	// Command runs the command args[0]; ok is false if it is none. [ErrReported] ends the
-	// process with status 1 and no further message.
-	Command(args []string, getenv func(string) string, stdout io.Writer) (ok bool, err error)
-	// CommandUsage is the part of -h about the commands.
-	CommandUsage() string
-}
-
-// ErrReported means that a command has printed what is wrong.
-var ErrReported = errors.New("problems were reported")
 
 // Env is what the driver hands to the storage.
 type Env struct {

@@ -69,6 +69,7 @@ type Volume struct {
 	Mutable       map[string]string // parameters that [Modifier] changes
 	Source        *Source           // what it was created from; nil: nothing
 	HoldsData     bool              // it was not blank when it was created: never format it
+	Prezeroed     bool              // what was never written reads as zeros: mkfs does not write them
 	Attachment    *Attachment       // nil: not attached
 	Segments      topology.Segments // from where it is accessible; none: from everywhere
 }

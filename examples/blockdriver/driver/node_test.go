@@ -1,0 +1,60 @@
+package driver
+
+import (
+	"maps"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/examples/blockdriver/storage"
+	"google.golang.org/grpc/codes"
+)
+
+// What the controller says of a volume arrives at the node, and the storage gets its own
+// keys only.
+func TestPublishContext(t *testing.T) {
+	for _, v := range []storage.Volume{
+		{AccessType: "xfs"}, {AccessType: "xfs", HoldsData: true}, {AccessType: "xfs", Prezeroed: true}, {AccessType: "xfs", HoldsData: true, Prezeroed: true},
+	} {
+		for _, readOnly := range []bool{false, true} {
+			own := map[string]string{"lun": "7", keyReadOnly: "mine"}
+			sent := publishContextOf(v, storage.Attachment{ReadOnly: readOnly}, own)
+			got, device, err := attachedOf(&csi.NodeStageVolumeRequest{
+				VolumeId: "vol-1", VolumeCapability: mountCap("xfs", writer), PublishContext: sent, Secrets: map[string]string{"a": "b"},
+				VolumeContext: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "x", "tier": "gold"},
+			})
+			must(t, err)
+			if want := (attached{"xfs", v.HoldsData, v.Prezeroed, readOnly}); got != want {
+				t.Errorf("the node gets %+v, want %+v", got, want)
+			}
+			if !maps.Equal(device.PublishContext, map[string]string{"lun": "7"}) || !maps.Equal(device.VolumeContext, map[string]string{"tier": "gold"}) ||
+				device.VolumeID != "vol-1" || device.Secrets["a"] != "b" {
+				t.Errorf("the storage gets %+v", device)
+			}
+			if own[keyReadOnly] != "mine" {
+				t.Error("the map of the storage was changed")
+			}
+		}
+	}
+	xfs := publishContextOf(storage.Volume{AccessType: "xfs"}, storage.Attachment{}, nil)
+	if got, _, err := attachedOf(&csi.NodePublishVolumeRequest{VolumeCapability: mountCap("xfs", reader), PublishContext: xfs}); err != nil || !got.readOnly {
+		t.Errorf("a reader-only mode: %+v, %v", got, err)
+	}
+	for _, x := range []struct {
+		capability *csi.VolumeCapability
+		sent       map[string]string
+		code       codes.Code
+	}{
+		{mountCap("ext4", writer), xfs, codes.FailedPrecondition},
+		{blockCap(writer), xfs, codes.FailedPrecondition},
+		{mountCap("xfs", everywhere), xfs, codes.InvalidArgument},
+		{groupCap(), xfs, codes.InvalidArgument},
+		{mountCap("xfs", writer), nil, codes.FailedPrecondition}, // not attached
+	} {
+		_, _, err := attachedOf(&csi.NodeStageVolumeRequest{VolumeId: "vol-1", VolumeCapability: x.capability, PublishContext: x.sent})
+		wantCode(t, err, x.code)
+	}
+	// Unknown is the safe side: data is not formatted over.
+	if got, _, _ := attachedOf(&csi.NodeStageVolumeRequest{VolumeCapability: mountCap("xfs", writer), PublishContext: map[string]string{keyAccessType: "xfs"}}); !got.holdsData || got.prezeroed {
+		t.Errorf("without the keys: %+v", got)
+	}
+}

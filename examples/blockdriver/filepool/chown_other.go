@@ -1,0 +1,7 @@
+//go:build !linux
+
+package filepool
+
+import "os"
+
+func inheritOwner(*os.Root, string) error { return nil }

@@ -1,0 +1,11 @@
+package filepool
+
+const (
+	FIFREEZE = fiFreeze
+	FITHAW   = fiThaw
+)
+
+var (
+	MountPool       = mountPool
+	BreakFilesystem = breakFilesystem
+)

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package filepool
+
+import (
+	"errors"
+
+	"github.com/csikit/csikit/loopdev"
+)
+
+func tune(*loopdev.Device, string, map[string]string) error { return errors.ErrUnsupported }
+
+func becameReadOnly(string) bool { return false }

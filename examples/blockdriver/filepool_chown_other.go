@@ -1,7 +1,0 @@
-//go:build !linux
-
-package main
-
-import "os"
-
-func inheritOwner(*os.Root, string) error { return nil }

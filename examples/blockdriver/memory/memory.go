@@ -1,0 +1,235 @@
+// Package memory is a storage of one node that forgets its volumes when the process ends:
+// sparse files in a temporary directory, attached as loop devices. It is small, to be read
+// first and replaced, and the tests of the driver use it. It serves -mode all only.
+package memory
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sync"
+
+	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/examples/blockdriver/storage"
+	"github.com/csikit/csikit/topology"
+)
+
+const (
+	capacity = 1 << 40 // bytes of all volumes
+	unit     = 1 << 20
+	normal   = 1 << 30 // bytes of a volume if the request leaves it open
+)
+
+// Memory is the storage.Provider and the Backend. Its volumes have no parameters.
+type Memory struct {
+	dir     string // of the files
+	mu      sync.Mutex
+	volumes map[string]*volume // by ID
+	nodes   map[string]int64   // how many volumes each takes; 0: any number
+}
+
+type volume struct {
+	storage.Volume
+	attachment string // differs for each: a late stage must not use the next one
+}
+
+func New() *Memory                      { return &Memory{volumes: map[string]*volume{}, nodes: map[string]int64{}} }
+func (m *Memory) Flags(*flag.FlagSet)   {}
+func (m *Memory) Check() error          { return nil }
+func (m *Memory) Type() storage.Backend { return m }
+func (m *Memory) HasTopology() bool     { return false }
+
+func (m *Memory) OpenBackend(context.Context, storage.Env) (_ storage.Backend, err error) {
+	m.dir, err = os.MkdirTemp("", "volumes")
+	return m, err
+}
+
+func (m *Memory) OpenDevices(_ context.Context, env storage.NodeEnv) (storage.Devices, error) {
+	m.nodes[env.NodeID] = env.MaxVolumes
+	return devices{m, env.NodeID}, nil
+}
+
+func (m *Memory) Close() error {
+	if m.dir == "" { // -mode node
+		return nil
+	}
+	for id := range m.volumes {
+		_ = os.Remove(m.file(id))
+	}
+	return os.Remove(m.dir)
+}
+
+func (m *Memory) file(id string) string { return filepath.Join(m.dir, id) }
+
+// with calls do for the volume, and returns the volume as it is afterwards.
+func (m *Memory) with(op, id string, do func(*volume) error) (storage.Volume, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.volumes[id]
+	if v == nil {
+		return storage.Volume{}, csierr.Errorf(op, id, "%w", csierr.NotFound)
+	}
+	if err := do(v); err != nil {
+		return v.Volume, csierr.Errorf(op, id, "%w", err)
+	}
+	return v.Volume, nil
+}
+
+func (m *Memory) CreateVolume(_ context.Context, s storage.VolumeSpec) (storage.Volume, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.volumes {
+		if v.Name == s.Name {
+			return v.Volume, v.Matches(s)
+		}
+	}
+	v := &volume{Volume: storage.Volume{ID: "vol-" + rand.Text(), Name: s.Name, AccessType: s.AccessType, Prezeroed: true}}
+	size, err := s.Size(normal, unit, 0)
+	if err == nil && len(s.Parameters) > 0 {
+		err = errParameters
+	}
+	if err == nil {
+		err = m.grow(v, size)
+	}
+	if err != nil {
+		return storage.Volume{}, csierr.Errorf("create volume", s.Name, "%w", err)
+	}
+	m.volumes[v.ID] = v
+	return v.Volume, nil
+}
+
+// grow creates the file as well.
+func (m *Memory) grow(v *volume, size int64) error {
+	if size > capacity {
+		return fmt.Errorf("%w: no volume can have %d bytes", csierr.OutOfRange, size)
+	}
+	if size-v.CapacityBytes > m.free() {
+		return fmt.Errorf("%w for %d bytes", csierr.NoSpace, size)
+	}
+	f, err := os.OpenFile(m.file(v.ID), os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		return err
+	}
+	v.CapacityBytes = size
+	return nil
+}
+
+func (m *Memory) free() int64 {
+	free := int64(capacity)
+	for _, v := range m.volumes {
+		free -= v.CapacityBytes
+	}
+	return free
+}
+
+func (m *Memory) DeleteVolume(_ context.Context, id string) error {
+	_, err := m.with("delete volume", id, func(v *volume) error {
+		if v.Attachment != nil {
+			return fmt.Errorf("%w by node %q: detach it first", storage.ErrInUse, v.Attachment.NodeID)
+		}
+		delete(m.volumes, id)
+		return os.Remove(m.file(id))
+	})
+	return noneIsDone(err)
+}
+
+// noneIsDone: for a delete or detach, what does not exist is no error.
+func noneIsDone(err error) error {
+	if errors.Is(err, csierr.NotFound) {
+		return nil
+	}
+	return err
+}
+
+func (m *Memory) ExpandVolume(_ context.Context, id string, r storage.CapacityRange) (storage.Volume, error) {
+	return m.with("expand volume", id, func(v *volume) error {
+		size, err := v.GrownSize(r, unit)
+		if err != nil {
+			return err
+		}
+		return m.grow(v, size)
+	})
+}
+
+func (m *Memory) GetVolume(_ context.Context, id string) (storage.Volume, error) {
+	return m.with("get volume", id, func(*volume) error { return nil })
+}
+
+var errParameters = csierr.Invalid.New("parameters: there are none; remove them from the storage class")
+
+var idPattern = regexp.MustCompile(`^vol-[A-Z2-7]{26}$`)
+
+// ListVolumes has as token the last ID of the page before.
+func (m *Memory) ListVolumes(_ context.Context, after string, limit int) (page []storage.Volume, next string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if after != "" && !idPattern.MatchString(after) {
+		return nil, "", storage.ErrBadToken
+	}
+	for _, id := range slices.Sorted(maps.Keys(m.volumes)) {
+		if limit > 0 && len(page) == limit {
+			return page, page[limit-1].ID, nil
+		}
+		if id > after {
+			page = append(page, m.volumes[id].Volume)
+		}
+	}
+	return page, "", nil
+}
+
+func (m *Memory) AttachVolume(_ context.Context, id string, a storage.Attachment) (publishContext map[string]string, err error) {
+	_, err = m.with("attach volume", id, func(v *volume) error {
+		most, known := m.nodes[a.NodeID]
+		switch has := v.Attachment; {
+		case !known:
+			return fmt.Errorf("node %q %w", a.NodeID, csierr.NotFound)
+		case has != nil && has.NodeID != a.NodeID:
+			return fmt.Errorf("%w by node %q: detach it there first", storage.ErrInUse, has.NodeID)
+		case has == nil && most > 0 && m.attachedTo(a.NodeID) >= most:
+			return fmt.Errorf("%w: node %q takes %d volumes", csierr.NoSpace, a.NodeID, most)
+		case has == nil:
+			v.Attachment, v.attachment = &a, rand.Text()
+		}
+		publishContext = map[string]string{"attachment": v.attachment}
+		return v.Attachment.Matches(a)
+	})
+	return publishContext, err
+}
+
+func (m *Memory) attachedTo(nodeID string) (n int64) {
+	for _, v := range m.volumes {
+		if v.Attachment != nil && v.Attachment.NodeID == nodeID {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Memory) DetachVolume(_ context.Context, id, nodeID string) error {
+	_, err := m.with("detach volume", id, func(v *volume) error {
+		if v.Attachment != nil && (nodeID == "" || nodeID == v.Attachment.NodeID) {
+			v.Attachment = nil
+		}
+		return nil
+	})
+	return noneIsDone(err)
+}
+
+func (m *Memory) Places(_ context.Context, parameters map[string]string) ([]topology.Candidate, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(parameters) > 0 {
+		return nil, errParameters
+	}
+	return []topology.Candidate{{Name: "memory", Free: m.free()}}, nil
+}
