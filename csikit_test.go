@@ -24,6 +24,10 @@ var templates = []struct {
 	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
 	optional: []string{"capacity", "group", "health", "list", "modify", "snapshotmetadata", "snapshots", "telemetry"},
+}, {
+	name: "nfsdriver", driver: "nfs.csikit.dev", embedded: "exportdir",
+	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
+	optional: []string{"list", "snapshots", "telemetry"},
 }}
 
 // mostLines is how much a vendor who copies an example has to understand.
