@@ -57,7 +57,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	}
 	if err != nil && csierr.IsFinal(err) { // the CO does not unstage
 		if undo := n.detach(ctx, v.ID); undo != nil && !csierr.IsFinal(undo) {
-			return nil, fmt.Errorf("%w; after: %v", undo, err)
+			return nil, fmt.Errorf("%w: %w; after: %w", csierr.Uncertain, undo, err)
 		}
 	}
 	return &csi.NodeStageVolumeResponse{}, err
