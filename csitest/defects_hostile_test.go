@@ -251,4 +251,26 @@ var hostileDefects = []defect{
 			mayAlso: because("the mounts are beside the socket", "socket.directory"),
 		}
 	}(),
+	{
+		breaks: "leaks.refused-calls", does: "the volume is made before its source is searched",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && status.Code(err) == codes.NotFound {
+				r = proto.CloneOf(r)
+				r.VolumeContentSource, r.Name = nil, "left-of-"+r.GetName()
+				handler(ctx, r)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "leaks.refused-calls", does: "the target is made before the access mode is checked", kernel: true, alone: true,
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err != nil && r.GetVolumeCapability().GetAccessMode().GetMode() == unknownMode {
+				os.Mkdir(r.GetTargetPath(), 0o750)
+			}
+			return resp, err
+		},
+	},
 }

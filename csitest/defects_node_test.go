@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // recode answers errors of one code with another one.
@@ -182,6 +183,24 @@ var nodeDefects = []defect{
 		breaks: "node.expand.volume-missing", does: "INTERNAL for a volume that is not there",
 		unary: recode[csi.NodeExpandVolumeRequest](codes.NotFound, codes.Internal),
 	},
+	{
+		breaks: "node.publish.long-paths", does: "a target path of 128 bytes does not fit",
+		unary: instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
+			if len(r.GetTargetPath()) == 128 {
+				return nil, status.Error(codes.InvalidArgument, "target_path is too long")
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "node.publish.long-paths", does: "the statistics of a path of 128 bytes are not found", alone: true,
+		unary: instead(func(r *csi.NodeGetVolumeStatsRequest) (proto.Message, error) {
+			if len(r.GetVolumePath()) == 128 {
+				return nil, errMissing
+			}
+			return nil, nil
+		}),
+	},
 }
 
 // afterPublish does something at the target once it is published.
@@ -281,6 +300,16 @@ var kernelDefects = []defect{
 			})
 		}(),
 		also: because("it stages again", "source.restore.separate", "source.clone.separate"),
+	},
+	{
+		breaks: "node.unstage.unmounts", does: "the staging path stays mounted", kernel: true, alone: true, leaves: "the mount",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodeUnstageVolumeRequest); ok && err == nil && r.GetVolumeId() != "" {
+				refdriver.Bind(r.GetStagingTargetPath(), r.GetStagingTargetPath(), false)
+			}
+			return resp, err
+		},
 	},
 }
 

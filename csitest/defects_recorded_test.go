@@ -27,6 +27,19 @@ var secretDefects = []defect{
 			return status.Error(status.Code(err), "bad request: "+r.String())
 		}),
 	},
+	{
+		breaks: "secrets.not-in-responses", does: "publish_context has what the node needs to log in",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			r, ok := req.(*csi.ControllerPublishVolumeRequest)
+			if secret := r.GetSecrets()[plantedKey]; ok && err == nil && secret != "" {
+				answer := proto.CloneOf(resp.(*csi.ControllerPublishVolumeResponse))
+				answer.PublishContext["password"] = secret
+				return answer, nil
+			}
+			return resp, err
+		},
+	},
 }
 
 // statusChanged changes every error of NodeExpandVolume.

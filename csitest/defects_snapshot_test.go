@@ -313,6 +313,19 @@ var streamDefects = []defect{
 			return true
 		}, nil),
 	},
+	{
+		breaks: "snapshot.metadata.delta-negative-offset", does: "a negative offset is the beginning",
+		stream: streamed("GetMetadataDelta", func(m proto.Message) {
+			r := m.(*csi.GetMetadataDeltaRequest)
+			r.StartingOffset = max(r.StartingOffset, 0)
+		}, nil, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta-small-messages", does: "max_results ends the stream",
+		stream: streamed("GetMetadataDelta", nil, func(n int, req, _ proto.Message) bool {
+			return req.(*csi.GetMetadataDeltaRequest).GetMaxResults() != 1 || n == 1
+		}, nil),
+	},
 }
 
 var contentDefects = []defect{
@@ -530,5 +543,13 @@ var healthDefects = []defect{
 	{
 		breaks: "controller.health.list-negative-max", does: "a negative max_entries is no limit",
 		unary: before(func(r *csi.ControllerListVolumeHealthRequest) { r.MaxEntries = max(r.MaxEntries, 0) }),
+	},
+	{
+		breaks: "node.health.get", does: "the health of another volume",
+		unary: after(func(r *csi.NodeGetVolumeHealthResponse) { r.VolumeHealth.VolumeId = "other" }),
+	},
+	{
+		breaks: "node.health.volume-missing", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.NodeGetVolumeHealthRequest](codes.NotFound, codes.Internal),
 	},
 }

@@ -195,4 +195,19 @@ var createRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "controller.create.single-node-writer", Level: Must, Spec: "ControllerGetCapabilities",
+		Title: "SINGLE_NODE_WRITER is accepted by a driver with SINGLE_NODE_MULTI_WRITER, by the controller and by the node",
+		Why:   "A CO that does not know the newer access modes sends the older one, and so does Kubernetes for volumes that were created before.",
+		Needs: needs(createVolume, controllerCap(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)),
+		check: func(c *ruleRun) {
+			req := c.createRequest()
+			withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)(c, req)
+			v := c.volumeOf(req, send(c, c.Controller.CreateVolume, req).ok().GetVolume())
+			if v.attach(); c.has(nodeService) {
+				v.stage()
+				send(c, c.Node.NodePublishVolume, v.publishRequest("a")).ok()
+			}
+		},
+	},
 }

@@ -3,6 +3,7 @@ package csitest
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,6 +211,35 @@ var hostileRules = []Rule{
 			c.fail("as many as before", "%s after %d volume lifecycles", after.grownSince(before, leakCycles), leakCycles+leakSpare)
 		},
 	},
+	{
+		ID: "leaks.refused-calls", Level: Must, Spec: "Error Scheme",
+		Title: "calls that are refused leave no volumes, snapshots, mounts and files",
+		Why: "The answer has no ID with which the CO could delete what was made before the error, and kubelet does not undo a call whose error is final. " +
+			"Each call is made several times: what every refusal leaves behind is counted.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			v := c.volume()
+			if !c.has(listVolumes) && !(c.has(nodeService) && c.has(kernelView)) {
+				c.excuse("neither ListVolumes nor the node shows what is left")
+			}
+			if c.has(listVolumes) {
+				c.refusedVolumes()
+			}
+			if c.has(createSnapshot) && c.has(listSnapshots) {
+				taken := v.snapshotRequest()
+				c.snapshotOf(taken)
+				other := c.volume()
+				taken.SourceVolumeId = other.id
+				send(c, c.Controller.CreateSnapshot, taken)
+				if left := c.listSnapshots(&csi.ListSnapshotsRequest{SourceVolumeId: other.id}); len(left) > 0 {
+					c.fail("no snapshot after CreateSnapshot was refused", "%s", requestJSON(left[0]))
+				}
+			}
+			if c.has(nodeService) && c.has(kernelView) {
+				c.refusedOnNode(v.attach())
+			}
+		},
+	},
 }
 
 // unknownMode is an access mode that no version of CSI has.
@@ -222,6 +252,8 @@ const (
 	leakCycles = 8
 	leakSpare  = 4
 	killCycles = 2
+	// leakRefusals of each kind are brought about: other users may create volumes meanwhile.
+	leakRefusals = 3
 )
 
 // leftOnNode fails the rule if each of the volumes left something.
@@ -232,6 +264,72 @@ func (c *ruleRun) leftOnNode(mountsBefore, filesBefore, volumes int) {
 	if n := len(c.run.files()) - filesBefore; n >= volumes {
 		c.fail("as many files as before", "%d more after %d volume lifecycles", n, volumes)
 	}
+}
+
+// refusedVolumes asks for volumes that there cannot be.
+func (c *ruleRun) refusedVolumes() {
+	ids := func() map[string]bool {
+		all := map[string]bool{}
+		for _, e := range c.list(0) {
+			all[e.GetVolume().GetVolumeId()] = true
+		}
+		return all
+	}
+	for _, change := range []struct {
+		what string
+		do   func(*csi.CreateVolumeRequest)
+	}{
+		{"an unknown access mode", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = unknownMode }},
+		{"a snapshot that does not exist", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = snapshotSource(c.name()) }},
+		{"a source volume that does not exist", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = volumeSource(c.name()) }},
+		{"a size beyond all storage", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 60} }},
+	} {
+		before, refused := ids(), 0
+		for range leakRefusals {
+			req := c.createRequest()
+			change.do(req)
+			if send(c, c.Controller.CreateVolume, req).Err != nil {
+				refused++
+			}
+		}
+		if refused < leakRefusals { // for another rule to find
+			continue
+		}
+		var left []string
+		for id := range ids() {
+			if !before[id] {
+				left = append(left, id)
+			}
+		}
+		if len(left) >= leakRefusals { // fewer may be those of other users
+			c.fail("no volume after CreateVolume for "+change.what+" was refused", "%d times it left one: %s", len(left), left[0])
+		}
+	}
+}
+
+// refusedOnNode stages and publishes as the driver must not, and restores kubelet's
+// directories.
+func (c *ruleRun) refusedOnNode(v *volume) {
+	unknown := v.capability()
+	unknown.AccessMode.Mode = unknownMode
+	stage, publish := v.stageRequest(), v.publishRequest("a")
+	mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
+	var last *Call
+	for range leakRefusals {
+		if c.has(stageVolume) {
+			stage.VolumeCapability = unknown
+			last = send(c, c.Node.NodeStageVolume, stage).Call
+		}
+		publish.VolumeCapability = unknown
+		last = send(c, c.Node.NodePublishVolume, publish).Call
+	}
+	if info, err := os.Lstat(publish.GetTargetPath()); err == nil && last.Code() != codes.OK {
+		c.breach(last, "nothing at the target path after NodePublishVolume was refused", fmt.Sprint(orMode(info, nil)))
+	}
+	if files, err := os.ReadDir(stage.GetStagingTargetPath()); err == nil && len(files) > 0 && last.Code() != codes.OK {
+		c.breach(last, "an empty staging path after NodeStageVolume was refused", files[0].Name()+" is in it")
+	}
+	c.leftOnNode(mountsBefore, filesBefore, 1)
 }
 
 // cycle takes a volume through its lifecycle, with something between the calls, and returns

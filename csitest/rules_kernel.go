@@ -98,4 +98,21 @@ var kernelRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "node.unstage.unmounts", Level: Must, Spec: "NodeUnstageVolume",
+		Title: "nothing is mounted at the staging path after NodeUnstageVolume",
+		Why:   "kubelet removes the directory then, and the volume is detached from the node. A mount that stays hides the next volume, and writes to a device that is gone.",
+		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			v.stage().publish("a") // as kubelet does after its restart
+			v.unpublish("a").unstage()
+			if on := mountsAt(v.stagingPath()); len(on) > 0 {
+				c.fail("no mount at the staging path after NodeUnstageVolume", "%d, %s", len(on), on[0].fsType)
+			}
+			if files, err := os.ReadDir(v.stagingPath()); err == nil && len(files) > 0 {
+				c.fail("an empty staging path after NodeUnstageVolume", "%s is in it", files[0].Name())
+			}
+		},
+	},
 }

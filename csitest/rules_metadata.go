@@ -193,6 +193,36 @@ var metadataRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "snapshot.metadata.delta-negative-offset", Level: Must, Spec: "GetMetadataDelta",
+		Title: "a negative starting_offset of a delta is OUT_OF_RANGE",
+		Why:   "The specification names the code for it. A driver that converts the number begins at the end of the volume, and the backup has no change.",
+		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
+		check: func(c *ruleRun) {
+			base, target := c.deltaSnapshots()
+			if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: -1}); code(err) != codes.OutOfRange && code(err) != codes.InvalidArgument {
+				c.fail("OUT_OF_RANGE", "%v", err)
+			}
+		},
+	},
+	{
+		ID: "snapshot.metadata.delta-small-messages", Level: Must, Spec: "GetMetadataDelta",
+		Title: "the blocks of a delta do not depend on max_results",
+		Why:   "max_results limits a message and not the stream. A driver that stops there backs up the first of the changes.",
+		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
+		check: func(c *ruleRun) {
+			base, target := c.deltaSnapshots()
+			all, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})
+			if err != nil {
+				c.fail("a stream that ends with OK", "%v", err)
+			}
+			some, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 1})
+			if err != nil {
+				c.fail("a stream that ends with OK", "%v", err)
+			}
+			c.sameBytes(some, all, 0)
+		},
+	},
 }
 
 // large makes a volume of so many blocks that a stream has several messages.
@@ -205,6 +235,15 @@ func (c *ruleRun) large() *volume {
 func (c *ruleRun) twoSnapshots() (base, target string) {
 	v := c.large()
 	return v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()
+}
+
+// deltaSnapshots are two of a volume whose changes are tracked.
+func (c *ruleRun) deltaSnapshots() (base, target string) {
+	base, target = c.twoSnapshots()
+	if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}); code(err) == codes.FailedPrecondition {
+		c.excuse("changes are not tracked: %v", err)
+	}
+	return base, target
 }
 
 func end(b *csi.BlockMetadata) int64 { return b.GetByteOffset() + b.GetSizeBytes() }

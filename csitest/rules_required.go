@@ -31,12 +31,20 @@ var requiredRules = []Rule{
 		[]string{"snapshot_id"}, createSnapshot),
 	required("controller.modify", "ControllerModifyVolume", func(c *ruleRun) proto.Message {
 		return &csi.ControllerModifyVolumeRequest{VolumeId: c.volume().id, MutableParameters: map[string]string{"key": "value"}}
-	}, []string{"volume_id"}, createVolume, modifyVolume),
+	}, []string{"volume_id", "mutable_parameters"}, createVolume, modifyVolume),
 	required("controller.get", "ControllerGetVolume", func(c *ruleRun) proto.Message { return &csi.ControllerGetVolumeRequest{VolumeId: c.name()} },
 		[]string{"volume_id"}, getVolume),
+	required("controller.snapshot.get", "GetSnapshot", func(c *ruleRun) proto.Message { return &csi.GetSnapshotRequest{SnapshotId: c.name()} },
+		[]string{"snapshot_id"}, getSnapshot),
 	required("group.create", "CreateVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
 		return &csi.CreateVolumeGroupSnapshotRequest{Name: c.name(), SourceVolumeIds: []string{c.volume().id}}
 	}, []string{"name", "source_volume_ids"}, createVolume, groupService),
+	required("group.delete", "DeleteVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
+		return &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()}}
+	}, []string{"group_snapshot_id", "snapshot_ids"}, groupService),
+	required("group.get", "GetVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
+		return &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()}}
+	}, []string{"group_snapshot_id", "snapshot_ids"}, groupService),
 	required("node.stage", "NodeStageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stageRequest() },
 		[]string{"volume_id", "staging_target_path", "volume_capability"}, createVolume, stageVolume),
 	required("node.unstage", "NodeUnstageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stage().unstageRequest() },
@@ -49,6 +57,8 @@ var requiredRules = []Rule{
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, volumeStats),
 	required("node.expand", "NodeExpandVolume", func(c *ruleRun) proto.Message { return c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size) },
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, nodeExpandVolume),
+	required("node.health", "NodeGetVolumeHealth", func(c *ruleRun) proto.Message { return c.volume().up("a").healthRequest("a") },
+		[]string{"volume_id"}, createVolume, nodeService, nodeVolumeHealth),
 }
 
 func required(area, method string, request func(*ruleRun) proto.Message, fields []string, need ...Need) Rule {
@@ -93,7 +103,7 @@ func required(area, method string, request func(*ruleRun) proto.Message, fields 
 // path of a canary such a driver shows itself.
 func (c *ruleRun) mayOmit(path string, good proto.Message, field protoreflect.Name) bool {
 	isPath := strings.HasSuffix(string(field), "_path")
-	if !isPath && field != "volume_id" && field != "snapshot_id" {
+	if !isPath && field != "volume_id" && field != "snapshot_id" && field != "group_snapshot_id" {
 		return true
 	}
 	k := c.plantCanary()
