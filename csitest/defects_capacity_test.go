@@ -109,6 +109,15 @@ var capacityDefects = []defect{
 		breaks: "controller.capacity.nowhere", does: "accessible_topology is ignored",
 		unary: before(func(r *csi.GetCapacityRequest) { r.AccessibleTopology = nil }),
 	},
+	{
+		breaks: "controller.capacity.kubernetes-parameters", does: "there is no capacity for what is not known",
+		unary: instead(func(r *csi.GetCapacityRequest) (proto.Message, error) {
+			if r.GetParameters()[kubernetesPrefix+"fstype"] != "" {
+				return &csi.GetCapacityResponse{}, nil
+			}
+			return nil, nil
+		}),
+	},
 }
 
 // refusing answers CreateVolume with an error if the request is such a one.

@@ -273,4 +273,31 @@ var hostileDefects = []defect{
 			return resp, err
 		},
 	},
+	{
+		breaks: "leaks.after-cancel", does: "a publish that was cancelled is mounted for good", kernel: true, alone: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				r, ok := req.(*csi.NodePublishVolumeRequest)
+				if !ok {
+					return handler(ctx, req)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				select { // slow, so that the call is cancelled meanwhile
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
+				}
+				if ctx.Err() != nil {
+					if dir, _, below := strings.Cut(r.GetTargetPath(), "/csicheck-"); below {
+						leak := filepath.Join(dir, "leak")
+						os.MkdirAll(leak, 0o700)
+						refdriver.Bind(leak, leak, false)
+					}
+					return nil, ctx.Err()
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
 }

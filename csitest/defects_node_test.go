@@ -164,7 +164,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: because("it checks the target", "node.stage.after-cancel", "restart.publish-interrupted"),
+		also: because("it checks the target", "node.stage.after-cancel", "restart.publish-interrupted", "node.unpublish.removes-block-target"),
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",
@@ -200,6 +200,36 @@ var nodeDefects = []defect{
 			}
 			return nil, nil
 		}),
+	},
+	{
+		breaks: "node.publish.capability-changed", does: "the access mode is not compared",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if m := r.GetVolumeCapability().GetAccessMode(); m.GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY && lives(r.GetTargetPath()) {
+				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+			}
+		}),
+		alone: true, // what is for one reader is published again by others
+	},
+	{
+		breaks: "node.unpublish.removes-block-target", does: "the device node stays",
+		unary: func() grpc.UnaryServerInterceptor {
+			var blocks sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if r.GetVolumeCapability().GetBlock() != nil && err == nil {
+						blocks.Store(r.GetTargetPath(), true)
+					}
+				case *csi.NodeUnpublishVolumeRequest:
+					if _, is := blocks.LoadAndDelete(r.GetTargetPath()); is && err == nil {
+						os.WriteFile(r.GetTargetPath(), nil, 0o600)
+					}
+				}
+				return resp, err
+			}
+		}(),
+		alone: true, leaves: "the file",
 	},
 }
 
@@ -310,6 +340,30 @@ var kernelDefects = []defect{
 			}
 			return resp, err
 		},
+	},
+	{
+		breaks: "node.unstage.while-block-published", does: "NodeUnstageVolume detaches the device", plain: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var target sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if err == nil {
+						target.Store(r.GetVolumeId(), r.GetTargetPath())
+					}
+				case *csi.NodeUnstageVolumeRequest:
+					if path, is := target.LoadAndDelete(r.GetVolumeId()); is && err != nil {
+						os.Remove(path.(string))
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
+		breaks: "controller.publish.readonly-enforced", does: "only NodePublishVolume's readonly matters", kernel: true, alone: true,
+		unary: before(func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = false }),
 	},
 }
 

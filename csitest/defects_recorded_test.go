@@ -73,6 +73,12 @@ var statusDefects = []defect{
 			}
 		}(),
 	},
+	{
+		breaks: "status.length", does: "the log of the storage in the message",
+		unary: fails(func(_ *csi.ControllerPublishVolumeRequest, err error) error {
+			return status.Error(status.Code(err), err.Error()+strings.Repeat(" and it failed", 100))
+		}),
+	},
 }
 
 var long = strings.Repeat("x", 200)

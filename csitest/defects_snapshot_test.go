@@ -193,6 +193,10 @@ var snapshotLifecycleDefects = []defect{
 		breaks: "controller.snapshot.name-control-characters", does: "escape is removed",
 		unary: before(func(r *csi.CreateSnapshotRequest) { r.Name = strings.ReplaceAll(r.Name, "\x1b", "") }),
 	},
+	{
+		breaks: "controller.snapshot.list-pages", does: "no next_token after the first page", alone: true,
+		unary: after(func(r *csi.ListSnapshotsResponse) { r.NextToken = "" }),
+	},
 }
 
 // streamed is around the streams of one RPC: asked may change the request, sent
@@ -288,6 +292,7 @@ var streamDefects = []defect{
 	{
 		breaks: "snapshot.metadata.delta", does: "a stream from beyond the volume is empty",
 		stream: recoded("GetMetadataDelta", codes.OutOfRange, codes.OK),
+		also:   map[string]string{"snapshot.metadata.delta-negative-offset": "it is as far from the volume"},
 	},
 	{
 		breaks: "snapshot.metadata.delta-missing", does: "INTERNAL for a snapshot that is not there",
@@ -324,6 +329,12 @@ var streamDefects = []defect{
 		breaks: "snapshot.metadata.delta-small-messages", does: "max_results ends the stream",
 		stream: streamed("GetMetadataDelta", nil, func(n int, req, _ proto.Message) bool {
 			return req.(*csi.GetMetadataDeltaRequest).GetMaxResults() != 1 || n == 1
+		}, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta", does: "a stream that is resumed begins with the next block but one", alone: true,
+		stream: streamed("GetMetadataDelta", nil, func(n int, req, _ proto.Message) bool {
+			return n > 1 || req.(*csi.GetMetadataDeltaRequest).GetStartingOffset() == 0
 		}, nil),
 	},
 }

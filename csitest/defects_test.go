@@ -119,9 +119,10 @@ var requiredDefects = func() (all []defect) {
 	return all
 }()
 
-// missing are the required fields that a message does not have.
+// missing are the required fields that a message does not have, but for those that csi-sanity
+// leaves out.
 func missing(m proto.Message) (fields []string) {
-	for _, v := range violations(csispec.Validate(m)) {
+	for _, v := range violations(csispec.Validate(m, csispec.WithCSISanity())) {
 		if v.Rule == "required" && !strings.Contains(v.Field, ".") {
 			fields = append(fields, v.Field)
 		}
@@ -259,6 +260,55 @@ var createDefects = []defect{
 			})
 		}),
 	},
+	{
+		breaks: "controller.create.bad-range", does: "a negative required_bytes is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetRequiredBytes() < 0 {
+				r.CapacityRange = nil
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "a negative limit_bytes is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetLimitBytes() < 0 {
+				r.CapacityRange.LimitBytes = 0
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "an empty range is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if c := r.GetCapacityRange(); c != nil && c.GetRequiredBytes() == 0 && c.GetLimitBytes() == 0 {
+				r.CapacityRange = nil
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.source-reported", does: "no volume from a snapshot, though CREATE_DELETE_SNAPSHOT is reported", alone: true,
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetSnapshot() != nil }),
+	},
+	{
+		breaks: "source.clone.reported", does: "no clone, though CLONE_VOLUME is reported", alone: true,
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetVolume() != nil }),
+	},
+	{
+		breaks: "controller.create.capacity-in-range", does: "half of required_bytes is enough", alone: true,
+		unary: volumeChanged(func(v *csi.Volume) { v.CapacityBytes /= 2 }),
+	},
+	{
+		breaks: "controller.create.kubernetes-parameters", does: "parameters of Kubernetes are not known",
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetParameters()[kubernetesPrefix+"pv/name"] != "" }),
+	},
+	{
+		breaks: "controller.create.kubernetes-parameters", does: "CreateSnapshot does not know parameters of Kubernetes", alone: true,
+		unary: instead(func(r *csi.CreateSnapshotRequest) (proto.Message, error) {
+			if len(r.GetParameters()) > 0 {
+				return nil, status.Error(codes.InvalidArgument, "parameters are not supported")
+			}
+			return nil, nil
+		}),
+	},
 }
 
 var deleteDefects = []defect{
@@ -331,6 +381,10 @@ var listDefects = []defect{
 			}
 		}),
 		also: because("it checks whether the node is listed", "controller.unpublish.late", "controller.unpublish.other-node"),
+	},
+	{
+		breaks: "controller.list.pages", does: "no next_token after the first page", alone: true,
+		unary: after(func(r *csi.ListVolumesResponse) { r.NextToken = "" }),
 	},
 }
 

@@ -9,6 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// kubernetesPrefix begins the keys of parameters that are Kubernetes' own.
+const kubernetesPrefix = "csi.storage.k8s.io/"
+
 var createRules = []Rule{
 	{
 		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
@@ -207,6 +210,30 @@ var createRules = []Rule{
 			if v.attach(); c.has(nodeService) {
 				v.stage()
 				send(c, c.Node.NodePublishVolume, v.publishRequest("a")).ok()
+			}
+		},
+	},
+	{
+		ID: "controller.create.kubernetes-parameters", Level: Should, Spec: "external-provisioner",
+		Title: "parameters of Kubernetes are ignored: CreateVolume and CreateSnapshot with csi.storage.k8s.io/… are OK",
+		Why:   "external-provisioner and csi-snapshotter with --extra-create-metadata add the names of the claim and the snapshot. A driver that refuses what it does not know creates nothing then.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			req := c.createRequest()
+			if req.Parameters == nil {
+				req.Parameters = map[string]string{}
+			}
+			for _, key := range []string{"pvc/name", "pvc/namespace", "pv/name"} {
+				req.Parameters[kubernetesPrefix+key] = c.name()
+			}
+			v := c.volumeOf(req, send(c, c.Controller.CreateVolume, req).ok().GetVolume())
+			if c.has(createSnapshot) {
+				snapshot := v.snapshotRequest()
+				snapshot.Parameters = map[string]string{}
+				for _, key := range []string{"volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"} {
+					snapshot.Parameters[kubernetesPrefix+key] = c.name()
+				}
+				send(c, c.Controller.CreateSnapshot, snapshot).ok()
 			}
 		},
 	},

@@ -240,6 +240,22 @@ var hostileRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "leaks.after-cancel", Level: Must, Spec: "Timeouts",
+		Title: "volumes whose calls were cancelled and repeated leave no mounts, devices and files on the node",
+		Why:   "kubelet's calls end after two minutes, whatever the driver has done by then. A retry that does not find what the first call made makes it twice.",
+		Needs: needs(createVolume, nodeService, kernelView), Timeout: 3 * time.Minute,
+		check: func(c *ruleRun) {
+			c.cycle() // what is made once stays
+			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
+			for i := range cancelCycles {
+				if d := c.cancelledCycle(time.Duration(i+1) * 5 * time.Millisecond); !d.goneSoon() {
+					c.fail("no device after DeleteVolume", "%s", d)
+				}
+			}
+			c.leftOnNode(mountsBefore, filesBefore, cancelCycles/2) // a call may end before it is cancelled
+		},
+	},
 }
 
 // unknownMode is an access mode that no version of CSI has.
@@ -252,6 +268,8 @@ const (
 	leakCycles = 8
 	leakSpare  = 4
 	killCycles = 2
+	// cancelCycles are few: each has a call that is cancelled before every other one.
+	cancelCycles = 4
 	// leakRefusals of each kind are brought about: other users may create volumes meanwhile.
 	leakRefusals = 3
 )
@@ -357,11 +375,40 @@ func (c *ruleRun) cycle(between ...func()) (d device) {
 		v.detach()
 	}
 	v.delete()
-	// As kubelet does. Never recursively: a driver may have left the volume mounted.
+	c.removeDirs(v)
+	return d
+}
+
+// cancelledCycle is cycle with every call on the node cancelled once, after some time.
+func (c *ruleRun) cancelledCycle(after time.Duration) (d device) {
+	v := c.volume().attach()
+	if c.has(stageVolume) {
+		cancelled(c, after, c.Node.NodeStageVolume, v.stageRequest())
+		v.stage()
+	}
+	cancelled(c, after, c.Node.NodePublishVolume, v.publishRequest("a"))
+	v.publish("a")
+	d = deviceAt(v.targetPath("a"))
+	if d == deviceAt(c.run.dir) {
+		d = device{}
+	}
+	cancelled(c, after, c.Node.NodeUnpublishVolume, v.unpublishRequest("a"))
+	v.unpublish("a")
+	if c.has(stageVolume) {
+		cancelled(c, after, c.Node.NodeUnstageVolume, v.unstageRequest())
+		v.unstage()
+	}
+	v.detach().delete()
+	c.removeDirs(v)
+	return d
+}
+
+// removeDirs removes kubelet's directories, as kubelet does. Never recursively: a driver may
+// have left the volume mounted.
+func (c *ruleRun) removeDirs(v *volume) {
 	_ = c.run.rmdir(v.stagingPath())
 	_ = c.run.rmdir(filepath.Dir(v.stagingPath()))
 	_ = c.run.rmdir(filepath.Dir(v.targetPath("a")))
-	return d
 }
 
 // hostileIDs calls the RPC with every hostile ID. The first finding is reported, and the

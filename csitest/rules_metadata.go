@@ -82,8 +82,10 @@ var metadataRules = []Rule{
 		Why:   "An empty stream with OK is a backup of nothing.",
 		Needs: needs(snapshotMetadata),
 		check: func(c *ruleRun) {
-			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: c.name()}); code(err) != codes.NotFound {
-				c.fail("NOT_FOUND", "%v", err)
+			for _, id := range c.missingSnapshots() {
+				if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id}); code(err) != codes.NotFound {
+					c.fail("NOT_FOUND for "+id, "%v", err)
+				}
 			}
 		},
 	},
@@ -143,9 +145,11 @@ var metadataRules = []Rule{
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
-			for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: c.name(), TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: c.name()}} {
-				if _, err := c.delta(req); code(err) != codes.NotFound {
-					c.fail("NOT_FOUND for "+requestJSON(req), "%v", err)
+			for _, missing := range c.missingSnapshots() {
+				for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: missing, TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: missing}} {
+					if _, err := c.delta(req); code(err) != codes.NotFound {
+						c.fail("NOT_FOUND for "+requestJSON(req), "%v", err)
+					}
 				}
 			}
 		},
@@ -235,6 +239,17 @@ func (c *ruleRun) large() *volume {
 func (c *ruleRun) twoSnapshots() (base, target string) {
 	v := c.large()
 	return v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()
+}
+
+// missingSnapshots are the IDs of one that never existed, and of one that was deleted.
+func (c *ruleRun) missingSnapshots() []string {
+	ids := []string{c.name()}
+	if c.has(createVolume) && c.has(createSnapshot) {
+		id := c.volume().snapshot().GetSnapshotId()
+		c.deleteSnapshot(id)
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // deltaSnapshots are two of a volume whose changes are tracked.

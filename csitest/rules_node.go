@@ -228,6 +228,30 @@ var nodeRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "node.publish.capability-changed", Level: Should, Spec: "NodePublishVolume",
+		Title: "a target path at which the volume is published with another access mode is not OK",
+		Why: "OK would let the CO believe that the pod has what was asked for the second time. The specification's table says ALREADY_EXISTS, and the sentence before it " +
+			"FAILED_PRECONDITION.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *ruleRun) {
+			req := c.volume().up("a").publishRequest("a")
+			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+			send(c, c.Node.NodePublishVolume, req).wants(codes.AlreadyExists, codes.FailedPrecondition, codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "node.unpublish.removes-block-target", Level: Must, Spec: "NodeUnpublishVolume",
+		Title: "NodeUnpublishVolume removes the target path of a raw block volume",
+		Why:   "kubelet never removes the file that the driver made for the device: the directories above it stay as well, one for each pod that there was.",
+		Needs: needs(createVolume, nodeService, blockAccess),
+		check: func(c *ruleRun) {
+			v := c.volume(block).up("a").unpublish("a")
+			if info, err := os.Lstat(v.targetPath("a")); !os.IsNotExist(err) {
+				c.fail("nothing at the target path", "%v", orMode(info, err))
+			}
+		},
+	},
 }
 
 // longPath is a path of 128 bytes below the run's directory, whose parent exists.
