@@ -22,11 +22,14 @@ const (
 
 var updateCoverage = flag.Bool("update", false, "write "+coveragePage)
 
-// The states of a row, as the page shows them, and what a row of each needs.
-var coverageStates = []struct {
+// A coverageState is how far the rules find violations of a sentence.
+type coverageState struct {
 	name, title, means string
-	rules, note        bool
-}{
+	rules, note        bool // whether a row has some
+}
+
+// The states, as the page shows them, and what a row of each needs.
+var coverageStates = []coverageState{
 	{"covered", "covered", "rules find a violation wherever the sentence applies", true, false},
 	{"partly", "partly", "rules find some violations; the note says which they do not find", true, true},
 	{"gap", "gap", "a violation can be seen from outside, and no rule looks for it yet", false, true},
@@ -116,12 +119,7 @@ func TestCoverageRows(t *testing.T) {
 	for _, path := range []string{specCoverage, kubernetesCoverage} {
 		for _, r := range readCoverage(t, path) {
 			at := path + ": " + r.key
-			i := slices.IndexFunc(coverageStates, func(s struct {
-				name, title, means string
-				rules, note        bool
-			}) bool {
-				return s.name == r.state
-			})
+			i := slices.IndexFunc(coverageStates, func(s coverageState) bool { return s.name == r.state })
 			if i < 0 {
 				t.Errorf("%s has no state, but %q: %s", at, r.state, r.text)
 				continue

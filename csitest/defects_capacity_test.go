@@ -301,6 +301,12 @@ var topologyDefects = []defect{
 			}
 		}),
 	},
+	{
+		breaks: "topology.node-labels", does: "the node's zone is a label of Kubernetes", alone: true,
+		unary: after(func(r *csi.NodeGetInfoResponse) {
+			r.AccessibleTopology = &csi.Topology{Segments: map[string]string{"zones.kubernetes.io/zone": "a"}}
+		}),
+	},
 }
 
 var rangeDefects = []defect{

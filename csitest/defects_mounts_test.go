@@ -36,6 +36,7 @@ var mountDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
+		also: map[string]string{"node.publish.capability-changed": "it asks for one reader the second time"},
 	},
 	{
 		breaks: "node.publish.before-stage", does: "the target is made before anything is checked",

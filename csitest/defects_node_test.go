@@ -85,7 +85,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
 			return r.GetVolumeId() + r.GetTargetPath()
 		}),
-		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo},
+		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo, "node.publish.capability-changed": repeatsToo},
 	},
 	{
 		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -116,7 +116,7 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.publish.readonly-changed", does: "readonly is not compared",
 		unary: recode[csi.NodePublishVolumeRequest](codes.AlreadyExists, codes.Internal),
-		also:  map[string]string{"node.publish.table": "the table has it"},
+		also:  map[string]string{"node.publish.table": "the table has it", "node.publish.capability-changed": "the code is the same"},
 	},
 	{
 		breaks: "node.publish.second-target", does: "a second target is published",
@@ -125,7 +125,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
-		also: map[string]string{"node.publish.table": "the table has it"},
+		also: map[string]string{"node.publish.table": "the table has it", "node.publish.capability-changed": "every mode is one"},
 	},
 	{
 		breaks: "node.publish.many-targets", does: "no second target for many writers",
@@ -134,7 +134,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 			}
 		}),
-		also: map[string]string{"node.publish.table": "the table has it", "node.publish.parallel": "it publishes to many"},
+		also: map[string]string{"node.publish.table": "the table has it", "node.publish.parallel": "it publishes to many", "node.publish.capability-changed": "every mode is one"},
 	},
 	{
 		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",

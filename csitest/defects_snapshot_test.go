@@ -446,10 +446,12 @@ var moreGroupDefects = []defect{
 	{
 		breaks: "group.delete.other-members", does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.DeleteVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
+		also:  map[string]string{"group.delete.required-fields": "the code is the same"},
 	},
 	{
 		breaks: "group.get.other-members", does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.GetVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
+		also:  map[string]string{"group.get.required-fields": "the code is the same"},
 	},
 	{
 		breaks: "group.member.delete", does: "OK, and the member stays",
@@ -460,6 +462,37 @@ var moreGroupDefects = []defect{
 			}
 			return resp, err
 		},
+	},
+	{
+		breaks: "group.create.ready", does: "the group is ready later than its members", alone: true, // the others wait for it
+		unary: after(func(r *csi.CreateVolumeGroupSnapshotResponse) { r.GroupSnapshot.ReadyToUse = false }),
+	},
+	{
+		breaks: "group.delete.in-use", does: "what was restored from a member is deleted with it",
+		unary: func() grpc.UnaryServerInterceptor {
+			var made, gone sync.Map // volumes by snapshot, and those that are deleted
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if r, ok := req.(*csi.ControllerPublishVolumeRequest); ok {
+					if _, is := gone.Load(r.GetVolumeId()); is {
+						return nil, errMissing
+					}
+				}
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.CreateVolumeRequest:
+					if s := r.GetVolumeContentSource().GetSnapshot(); s != nil && err == nil {
+						made.Store(s.GetSnapshotId(), resp.(*csi.CreateVolumeResponse).GetVolume().GetVolumeId())
+					}
+				case *csi.DeleteVolumeGroupSnapshotRequest:
+					for _, id := range r.GetSnapshotIds() {
+						if v, is := made.Load(id); is && err == nil {
+							gone.Store(v, true)
+						}
+					}
+				}
+				return resp, err
+			}
+		}(),
 	},
 }
 
