@@ -85,7 +85,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
 			return r.GetVolumeId() + r.GetTargetPath()
 		}),
-		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo, "node.publish.capability-changed": repeatsToo},
+		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo, "node.publish.capability-changed": repeatsToo, "node.publish.pod-info": repeatsToo},
 	},
 	{
 		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -290,7 +290,7 @@ var kernelDefects = []defect{
 				return resp, err
 			}
 		}(),
-		also: map[string]string{"node.publish.kubelet-restarts": "the mount on top is a new one"},
+		also: because("the mount on top is a new one", "node.publish.kubelet-restarts", "node.publish.pod-info"),
 	},
 	{
 		breaks: "node.publish.same-data", does: "an empty directory at the second target", kernel: true,
