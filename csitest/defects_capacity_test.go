@@ -109,6 +109,15 @@ var capacityDefects = []defect{
 		breaks: "controller.capacity.nowhere", does: "accessible_topology is ignored",
 		unary: before(func(r *csi.GetCapacityRequest) { r.AccessibleTopology = nil }),
 	},
+	{
+		breaks: "controller.capacity.kubernetes-parameters", does: "there is no capacity for what is not known",
+		unary: instead(func(r *csi.GetCapacityRequest) (proto.Message, error) {
+			if r.GetParameters()[kubernetesPrefix+"fstype"] != "" {
+				return &csi.GetCapacityResponse{}, nil
+			}
+			return nil, nil
+		}),
+	},
 }
 
 // refusing answers CreateVolume with an error if the request is such a one.
@@ -290,6 +299,12 @@ var topologyDefects = []defect{
 			if r.GetVolumeContentSource().GetVolume() != nil && onlyNowhere(r) {
 				r.AccessibilityRequirements = nil
 			}
+		}),
+	},
+	{
+		breaks: "topology.node-labels", does: "the node's zone is a label of Kubernetes", alone: true,
+		unary: after(func(r *csi.NodeGetInfoResponse) {
+			r.AccessibleTopology = &csi.Topology{Segments: map[string]string{"zones.kubernetes.io/zone": "a"}}
 		}),
 	},
 }

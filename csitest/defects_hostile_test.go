@@ -251,4 +251,53 @@ var hostileDefects = []defect{
 			mayAlso: because("the mounts are beside the socket", "socket.directory"),
 		}
 	}(),
+	{
+		breaks: "leaks.refused-calls", does: "the volume is made before its source is searched",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.CreateVolumeRequest); ok && status.Code(err) == codes.NotFound {
+				r = proto.CloneOf(r)
+				r.VolumeContentSource, r.Name = nil, "left-of-"+r.GetName()
+				handler(ctx, r)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "leaks.refused-calls", does: "the target is made before the access mode is checked", kernel: true, alone: true,
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err != nil && r.GetVolumeCapability().GetAccessMode().GetMode() == unknownMode {
+				os.Mkdir(r.GetTargetPath(), 0o750)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "leaks.after-cancel", does: "a publish that was cancelled is mounted for good", kernel: true, alone: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var mu sync.Mutex
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				r, ok := req.(*csi.NodePublishVolumeRequest)
+				if !ok {
+					return handler(ctx, req)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				select { // slow, so that the call is cancelled meanwhile
+				case <-ctx.Done():
+				case <-time.After(100 * time.Millisecond):
+				}
+				if ctx.Err() != nil {
+					if dir, _, below := strings.Cut(r.GetTargetPath(), "/csicheck-"); below {
+						leak := filepath.Join(dir, "leak")
+						os.MkdirAll(leak, 0o700)
+						refdriver.Bind(leak, leak, false)
+					}
+					return nil, ctx.Err()
+				}
+				return handler(ctx, req)
+			}
+		}(),
+	},
 }

@@ -36,6 +36,7 @@ var mountDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
+		also: map[string]string{"node.publish.capability-changed": "it asks for one reader the second time"},
 	},
 	{
 		breaks: "node.publish.before-stage", does: "the target is made before anything is checked",
@@ -200,6 +201,7 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.publish.kubelet-restarts", does: "every publish mounts again", kernel: true,
+		also: map[string]string{"node.publish.pod-info": "it publishes three times"},
 		unary: func() grpc.UnaryServerInterceptor {
 			var published sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -227,6 +229,49 @@ var mountDefects = []defect{
 			}
 			return nil, nil
 		}),
+	},
+	{
+		breaks: "node.publish.pod-info", does: "new tokens are mounted on top", kernel: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var tokens sync.Map // by target
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok {
+					if _, had := tokens.LoadAndDelete(r.GetTargetPath()); had {
+						for len(mountsAt(r.GetTargetPath())) > 1 {
+							refdriver.Unbind(r.GetTargetPath())
+						}
+					}
+				}
+				resp, err := handler(ctx, req)
+				if r, ok := req.(*csi.NodePublishVolumeRequest); ok && err == nil {
+					token := r.GetVolumeContext()[tokensKey]
+					if before, had := tokens.Swap(r.GetTargetPath(), token); had && before != token {
+						refdriver.Bind(r.GetStagingTargetPath(), r.GetTargetPath(), false)
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
+		breaks: "node.stats.parallel", does: "INTERNAL while the volume is published for another pod",
+		unary: func() grpc.UnaryServerInterceptor {
+			var published sync.Map // the targets that a volume has or had, by volume
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if first, other := published.LoadOrStore(r.GetVolumeId(), r.GetTargetPath()); other && first != r.GetTargetPath() && r.GetVolumeId() != "" {
+						published.Store(r.GetVolumeId(), "busy")
+					}
+				case *csi.NodeGetVolumeStatsRequest:
+					if state, known := published.Load(r.GetVolumeId()); known && state == "busy" {
+						return nil, status.Error(codes.Internal, "busy")
+					}
+				}
+				return handler(ctx, req)
+			}
+		}(),
+		alone: true,
 	},
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // recode answers errors of one code with another one.
@@ -84,7 +85,7 @@ var nodeDefects = []defect{
 			r, _ := req.(*csi.NodeUnpublishVolumeRequest)
 			return r.GetVolumeId() + r.GetTargetPath()
 		}),
-		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo},
+		also: map[string]string{"restart.node-continues": repeatsToo, "node.publish.table": "the table has it", "node.stage.after-cancel": repeatsToo, "node.publish.parallel": repeatsToo, "node.publish.capability-changed": repeatsToo, "node.publish.pod-info": repeatsToo},
 	},
 	{
 		breaks: "node.publish.volume-missing", does: "INTERNAL for a volume that is not there",
@@ -115,7 +116,7 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.publish.readonly-changed", does: "readonly is not compared",
 		unary: recode[csi.NodePublishVolumeRequest](codes.AlreadyExists, codes.Internal),
-		also:  map[string]string{"node.publish.table": "the table has it"},
+		also:  map[string]string{"node.publish.table": "the table has it", "node.publish.capability-changed": "the code is the same"},
 	},
 	{
 		breaks: "node.publish.second-target", does: "a second target is published",
@@ -124,7 +125,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
 			}
 		}),
-		also: map[string]string{"node.publish.table": "the table has it"},
+		also: map[string]string{"node.publish.table": "the table has it", "node.publish.capability-changed": "every mode is one"},
 	},
 	{
 		breaks: "node.publish.many-targets", does: "no second target for many writers",
@@ -133,7 +134,7 @@ var nodeDefects = []defect{
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 			}
 		}),
-		also: map[string]string{"node.publish.table": "the table has it", "node.publish.parallel": "it publishes to many"},
+		also: map[string]string{"node.publish.table": "the table has it", "node.publish.parallel": "it publishes to many", "node.publish.capability-changed": "every mode is one"},
 	},
 	{
 		breaks: "node.unpublish.idempotent", does: "NOT_FOUND for a path that was never published",
@@ -163,7 +164,7 @@ var nodeDefects = []defect{
 			}
 			return resp, err
 		},
-		also: because("it checks the target", "node.stage.after-cancel", "restart.publish-interrupted"),
+		also: because("it checks the target", "node.stage.after-cancel", "restart.publish-interrupted", "node.unpublish.removes-block-target"),
 	},
 	{
 		breaks: "node.stats.usage", does: "more available than there is",
@@ -181,6 +182,54 @@ var nodeDefects = []defect{
 	{
 		breaks: "node.expand.volume-missing", does: "INTERNAL for a volume that is not there",
 		unary: recode[csi.NodeExpandVolumeRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "node.publish.long-paths", does: "a target path of 128 bytes does not fit",
+		unary: instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
+			if len(r.GetTargetPath()) == 128 {
+				return nil, status.Error(codes.InvalidArgument, "target_path is too long")
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "node.publish.long-paths", does: "the statistics of a path of 128 bytes are not found", alone: true,
+		unary: instead(func(r *csi.NodeGetVolumeStatsRequest) (proto.Message, error) {
+			if len(r.GetVolumePath()) == 128 {
+				return nil, errMissing
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "node.publish.capability-changed", does: "the access mode is not compared",
+		unary: before(func(r *csi.NodePublishVolumeRequest) {
+			if m := r.GetVolumeCapability().GetAccessMode(); m.GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY && lives(r.GetTargetPath()) {
+				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+			}
+		}),
+		alone: true, // what is for one reader is published again by others
+	},
+	{
+		breaks: "node.unpublish.removes-block-target", does: "the device node stays",
+		unary: func() grpc.UnaryServerInterceptor {
+			var blocks sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if r.GetVolumeCapability().GetBlock() != nil && err == nil {
+						blocks.Store(r.GetTargetPath(), true)
+					}
+				case *csi.NodeUnpublishVolumeRequest:
+					if _, is := blocks.LoadAndDelete(r.GetTargetPath()); is && err == nil {
+						os.WriteFile(r.GetTargetPath(), nil, 0o600)
+					}
+				}
+				return resp, err
+			}
+		}(),
+		alone: true, leaves: "the file",
 	},
 }
 
@@ -241,7 +290,7 @@ var kernelDefects = []defect{
 				return resp, err
 			}
 		}(),
-		also: map[string]string{"node.publish.kubelet-restarts": "the mount on top is a new one"},
+		also: because("the mount on top is a new one", "node.publish.kubelet-restarts", "node.publish.pod-info"),
 	},
 	{
 		breaks: "node.publish.same-data", does: "an empty directory at the second target", kernel: true,
@@ -281,6 +330,40 @@ var kernelDefects = []defect{
 			})
 		}(),
 		also: because("it stages again", "source.restore.separate", "source.clone.separate"),
+	},
+	{
+		breaks: "node.unstage.unmounts", does: "the staging path stays mounted", kernel: true, alone: true, leaves: "the mount",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			if r, ok := req.(*csi.NodeUnstageVolumeRequest); ok && err == nil && r.GetVolumeId() != "" {
+				refdriver.Bind(r.GetStagingTargetPath(), r.GetStagingTargetPath(), false)
+			}
+			return resp, err
+		},
+	},
+	{
+		breaks: "node.unstage.while-block-published", does: "NodeUnstageVolume detaches the device", plain: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var target sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.NodePublishVolumeRequest:
+					if err == nil {
+						target.Store(r.GetVolumeId(), r.GetTargetPath())
+					}
+				case *csi.NodeUnstageVolumeRequest:
+					if path, is := target.LoadAndDelete(r.GetVolumeId()); is && err != nil {
+						os.Remove(path.(string))
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
+		breaks: "controller.publish.readonly-enforced", does: "only NodePublishVolume's readonly matters", kernel: true, alone: true,
+		unary: before(func(r *csi.ControllerPublishVolumeRequest) { r.Readonly = false }),
 	},
 }
 

@@ -27,6 +27,19 @@ var secretDefects = []defect{
 			return status.Error(status.Code(err), "bad request: "+r.String())
 		}),
 	},
+	{
+		breaks: "secrets.not-in-responses", does: "publish_context has what the node needs to log in",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			r, ok := req.(*csi.ControllerPublishVolumeRequest)
+			if secret := r.GetSecrets()[plantedKey]; ok && err == nil && secret != "" {
+				answer := proto.CloneOf(resp.(*csi.ControllerPublishVolumeResponse))
+				answer.PublishContext["password"] = secret
+				return answer, nil
+			}
+			return resp, err
+		},
+	},
 }
 
 // statusChanged changes every error of NodeExpandVolume.
@@ -59,6 +72,12 @@ var statusDefects = []defect{
 				return handler(ctx, req)
 			}
 		}(),
+	},
+	{
+		breaks: "status.length", does: "the log of the storage in the message",
+		unary: fails(func(_ *csi.ControllerPublishVolumeRequest, err error) error {
+			return status.Error(status.Code(err), err.Error()+strings.Repeat(" and it failed", 100))
+		}),
 	},
 }
 

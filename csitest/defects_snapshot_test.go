@@ -193,6 +193,10 @@ var snapshotLifecycleDefects = []defect{
 		breaks: "controller.snapshot.name-control-characters", does: "escape is removed",
 		unary: before(func(r *csi.CreateSnapshotRequest) { r.Name = strings.ReplaceAll(r.Name, "\x1b", "") }),
 	},
+	{
+		breaks: "controller.snapshot.list-pages", does: "no next_token after the first page", alone: true,
+		unary: after(func(r *csi.ListSnapshotsResponse) { r.NextToken = "" }),
+	},
 }
 
 // streamed is around the streams of one RPC: asked may change the request, sent
@@ -288,6 +292,7 @@ var streamDefects = []defect{
 	{
 		breaks: "snapshot.metadata.delta", does: "a stream from beyond the volume is empty",
 		stream: recoded("GetMetadataDelta", codes.OutOfRange, codes.OK),
+		also:   map[string]string{"snapshot.metadata.delta-negative-offset": "it is as far from the volume"},
 	},
 	{
 		breaks: "snapshot.metadata.delta-missing", does: "INTERNAL for a snapshot that is not there",
@@ -311,6 +316,25 @@ var streamDefects = []defect{
 		stream: streamed("GetMetadataDelta", nil, func(_ int, _, m proto.Message) bool {
 			m.(*csi.GetMetadataDeltaResponse).VolumeCapacityBytes++
 			return true
+		}, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta-negative-offset", does: "a negative offset is the beginning",
+		stream: streamed("GetMetadataDelta", func(m proto.Message) {
+			r := m.(*csi.GetMetadataDeltaRequest)
+			r.StartingOffset = max(r.StartingOffset, 0)
+		}, nil, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta-small-messages", does: "max_results ends the stream",
+		stream: streamed("GetMetadataDelta", nil, func(n int, req, _ proto.Message) bool {
+			return req.(*csi.GetMetadataDeltaRequest).GetMaxResults() != 1 || n == 1
+		}, nil),
+	},
+	{
+		breaks: "snapshot.metadata.delta", does: "a stream that is resumed begins with the next block but one", alone: true,
+		stream: streamed("GetMetadataDelta", nil, func(n int, req, _ proto.Message) bool {
+			return n > 1 || req.(*csi.GetMetadataDeltaRequest).GetStartingOffset() == 0
 		}, nil),
 	},
 }
@@ -422,10 +446,12 @@ var moreGroupDefects = []defect{
 	{
 		breaks: "group.delete.other-members", does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.DeleteVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
+		also:  map[string]string{"group.delete.required-fields": "the code is the same"},
 	},
 	{
 		breaks: "group.get.other-members", does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.GetVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
+		also:  map[string]string{"group.get.required-fields": "the code is the same"},
 	},
 	{
 		breaks: "group.member.delete", does: "OK, and the member stays",
@@ -436,6 +462,37 @@ var moreGroupDefects = []defect{
 			}
 			return resp, err
 		},
+	},
+	{
+		breaks: "group.create.ready", does: "the group is ready later than its members", alone: true, // the others wait for it
+		unary: after(func(r *csi.CreateVolumeGroupSnapshotResponse) { r.GroupSnapshot.ReadyToUse = false }),
+	},
+	{
+		breaks: "group.delete.in-use", does: "what was restored from a member is deleted with it",
+		unary: func() grpc.UnaryServerInterceptor {
+			var made, gone sync.Map // volumes by snapshot, and those that are deleted
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if r, ok := req.(*csi.ControllerPublishVolumeRequest); ok {
+					if _, is := gone.Load(r.GetVolumeId()); is {
+						return nil, errMissing
+					}
+				}
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.CreateVolumeRequest:
+					if s := r.GetVolumeContentSource().GetSnapshot(); s != nil && err == nil {
+						made.Store(s.GetSnapshotId(), resp.(*csi.CreateVolumeResponse).GetVolume().GetVolumeId())
+					}
+				case *csi.DeleteVolumeGroupSnapshotRequest:
+					for _, id := range r.GetSnapshotIds() {
+						if v, is := made.Load(id); is && err == nil {
+							gone.Store(v, true)
+						}
+					}
+				}
+				return resp, err
+			}
+		}(),
 	},
 }
 
@@ -530,5 +587,13 @@ var healthDefects = []defect{
 	{
 		breaks: "controller.health.list-negative-max", does: "a negative max_entries is no limit",
 		unary: before(func(r *csi.ControllerListVolumeHealthRequest) { r.MaxEntries = max(r.MaxEntries, 0) }),
+	},
+	{
+		breaks: "node.health.get", does: "the health of another volume",
+		unary: after(func(r *csi.NodeGetVolumeHealthResponse) { r.VolumeHealth.VolumeId = "other" }),
+	},
+	{
+		breaks: "node.health.volume-missing", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.NodeGetVolumeHealthRequest](codes.NotFound, codes.Internal),
 	},
 }

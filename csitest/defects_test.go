@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -29,7 +29,7 @@ var elsewhere = map[string]string{
 	"node.expand.grows-block":     "a real block device: examples/blockdriver",
 }
 
-var defects = slices.Concat(identityDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
+var defects = slices.Concat(identityDefects, unimplementedDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, mountGroupDefects, restartDefects,
 	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, conflictDefects,
 	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects)
@@ -83,33 +83,51 @@ var identityDefects = []defect{
 	},
 }
 
-// A request without its first string or list is NOT_FOUND.
-var requiredDefects = func() (all []defect) {
-	for _, r := range requiredRules {
-		method := r.Spec
+// Each RPC that a capability promises is not there.
+var unimplementedDefects = func() (all []defect) {
+	for _, r := range rpcs {
 		all = append(all, defect{
-			breaks: r.ID, does: "a missing field is NOT_FOUND",
+			breaks: "capability.implemented", does: r.method + " is promised and not there", alone: true,
 			unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				resp, err := handler(ctx, req)
-				if path.Base(info.FullMethod) == method && status.Code(err) == codes.InvalidArgument && lacksString(req.(proto.Message)) {
-					return nil, errMissing
+				if path.Base(info.FullMethod) == r.method {
+					return nil, status.Error(codes.Unimplemented, "not there")
 				}
-				return resp, err
+				return handler(ctx, req)
 			},
 		})
 	}
 	return all
 }()
 
-// lacksString reports whether an ID or a name is empty.
-func lacksString(m proto.Message) bool {
-	r := m.ProtoReflect()
-	for _, name := range []protoreflect.Name{"name", "volume_id", "snapshot_id", "source_volume_id"} {
-		if f := r.Descriptor().Fields().ByName(name); f != nil {
-			return r.Get(f).String() == ""
+// A request without one of its required fields is NOT_FOUND.
+var requiredDefects = func() (all []defect) {
+	for _, r := range requiredRules {
+		method := r.Spec
+		for i, field := range missing(newMessage(method + "Request")) {
+			all = append(all, defect{
+				breaks: r.ID, does: "a missing " + field + " is NOT_FOUND", alone: i > 0,
+				unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+					resp, err := handler(ctx, req)
+					if path.Base(info.FullMethod) == method && status.Code(err) == codes.InvalidArgument && slices.Contains(missing(req.(proto.Message)), field) {
+						return nil, errMissing
+					}
+					return resp, err
+				},
+			})
 		}
 	}
-	return false
+	return all
+}()
+
+// missing are the required fields that a message does not have, but for those that csi-sanity
+// leaves out.
+func missing(m proto.Message) (fields []string) {
+	for _, v := range violations(csispec.Validate(m, csispec.WithCSISanity())) {
+		if v.Rule == "required" && !strings.Contains(v.Field, ".") {
+			fields = append(fields, v.Field)
+		}
+	}
+	return fields
 }
 
 var createDefects = []defect{
@@ -225,6 +243,72 @@ var createDefects = []defect{
 			}
 		}),
 	},
+	{
+		breaks: "controller.create.single-node-writer", does: "NodePublishVolume wants one of the newer access modes", alone: true,
+		unary: instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
+			if r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
+				return nil, status.Error(codes.FailedPrecondition, "use SINGLE_NODE_SINGLE_WRITER")
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "controller.create.single-node-writer", does: "CreateVolume wants one of the newer access modes", alone: true,
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool {
+			return slices.ContainsFunc(r.GetVolumeCapabilities(), func(c *csi.VolumeCapability) bool {
+				return c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+			})
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "a negative required_bytes is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetRequiredBytes() < 0 {
+				r.CapacityRange = nil
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "a negative limit_bytes is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if r.GetCapacityRange().GetLimitBytes() < 0 {
+				r.CapacityRange.LimitBytes = 0
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.bad-range", does: "an empty range is none", alone: true,
+		unary: before(func(r *csi.CreateVolumeRequest) {
+			if c := r.GetCapacityRange(); c != nil && c.GetRequiredBytes() == 0 && c.GetLimitBytes() == 0 {
+				r.CapacityRange = nil
+			}
+		}),
+	},
+	{
+		breaks: "controller.create.source-reported", does: "no volume from a snapshot, though CREATE_DELETE_SNAPSHOT is reported", alone: true,
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetSnapshot() != nil }),
+	},
+	{
+		breaks: "source.clone.reported", does: "no clone, though CLONE_VOLUME is reported", alone: true,
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetVolume() != nil }),
+	},
+	{
+		breaks: "controller.create.capacity-in-range", does: "half of required_bytes is enough", alone: true,
+		unary: volumeChanged(func(v *csi.Volume) { v.CapacityBytes /= 2 }),
+	},
+	{
+		breaks: "controller.create.kubernetes-parameters", does: "parameters of Kubernetes are not known",
+		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetParameters()[kubernetesPrefix+"pv/name"] != "" }),
+	},
+	{
+		breaks: "controller.create.kubernetes-parameters", does: "CreateSnapshot does not know parameters of Kubernetes", alone: true,
+		unary: instead(func(r *csi.CreateSnapshotRequest) (proto.Message, error) {
+			if len(r.GetParameters()) > 0 {
+				return nil, status.Error(codes.InvalidArgument, "parameters are not supported")
+			}
+			return nil, nil
+		}),
+	},
 }
 
 var deleteDefects = []defect{
@@ -297,6 +381,10 @@ var listDefects = []defect{
 			}
 		}),
 		also: because("it checks whether the node is listed", "controller.unpublish.late", "controller.unpublish.other-node"),
+	},
+	{
+		breaks: "controller.list.pages", does: "no next_token after the first page", alone: true,
+		unary: after(func(r *csi.ListVolumesResponse) { r.NextToken = "" }),
 	},
 }
 
@@ -461,6 +549,24 @@ var validateDefects = []defect{
 			return resp, err
 		},
 	},
+	{
+		breaks: "controller.validate.idempotent", does: "what is published is not confirmed",
+		unary: func() grpc.UnaryServerInterceptor {
+			var published sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.ControllerPublishVolumeRequest:
+					published.Store(r.GetVolumeId(), true)
+				case *csi.ValidateVolumeCapabilitiesRequest:
+					if _, is := published.Load(r.GetVolumeId()); is && err == nil {
+						return &csi.ValidateVolumeCapabilitiesResponse{Message: "in use"}, nil
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
 }
 
 var expandDefects = []defect{
@@ -507,6 +613,25 @@ var expandDefects = []defect{
 		unary: before(func(r *csi.ControllerExpandVolumeRequest) {
 			if c := r.GetCapacityRange(); c.GetLimitBytes() > 0 && c.GetLimitBytes() < c.GetRequiredBytes() {
 				c.LimitBytes = 0
+			}
+		}),
+	},
+	{
+		breaks: "controller.expand.online", does: "what is published is not expanded, though ONLINE is reported",
+		unary: unpublished(func(req any) []string {
+			if r, ok := req.(*csi.ControllerExpandVolumeRequest); ok {
+				return []string{r.GetVolumeId()}
+			}
+			return nil
+		}),
+	},
+	{
+		breaks: "controller.expand.offline", does: "what is published is expanded, though only OFFLINE is reported",
+		unary: after(func(r *csi.GetPluginCapabilitiesResponse) {
+			for _, c := range r.GetCapabilities() {
+				if e := c.GetVolumeExpansion(); e != nil {
+					e.Type = csi.PluginCapability_VolumeExpansion_OFFLINE
+				}
 			}
 		}),
 	},

@@ -46,6 +46,7 @@ type defect struct {
 	rules      []string // that are needed beside a sample
 	plain      bool     // raw block volumes are files, which the rule checks; no other rule can
 	only       bool     // and no sample: the defect makes calls wait
+	alone      bool     // no other rule is run: most would find it
 }
 
 // reference serves the reference driver, with the defect, as a target.

@@ -165,6 +165,25 @@ var capacityRules = []Rule{
 			noCapacity(send(c, c.Controller.GetCapacity, req), "there is no such place")
 		},
 	},
+	{
+		ID: "controller.capacity.kubernetes-parameters", Level: Should, Spec: "external-provisioner",
+		Title: "parameters of Kubernetes do not change the capacity",
+		Why: "external-provisioner passes all parameters of the StorageClass to GetCapacity, also those of csi.storage.k8s.io that CreateVolume never gets. A driver " +
+			"that refuses them has no capacity, and no pod is scheduled.",
+		Needs: needs(createVolume, getCapacity),
+		check: func(c *ruleRun) {
+			req := c.capacityRequest()
+			before := send(c, c.Controller.GetCapacity, req).ok().GetAvailableCapacity()
+			if req.Parameters == nil {
+				req.Parameters = map[string]string{}
+			}
+			req.Parameters[kubernetesPrefix+"fstype"] = "ext4"
+			req.Parameters[kubernetesPrefix+"node-stage-secret-name"] = "none"
+			if a := send(c, c.Controller.GetCapacity, req); a.ok().GetAvailableCapacity() == 0 && before > 0 {
+				a.wrong("available_capacity as without these parameters: %d", before)
+			}
+		},
+	},
 }
 
 // refusedParameters are some with which CreateVolume answers INVALID_ARGUMENT. A

@@ -9,6 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
+// kubernetesPrefix begins the keys of parameters that are Kubernetes' own.
+const kubernetesPrefix = "csi.storage.k8s.io/"
+
 var createRules = []Rule{
 	{
 		ID: "controller.create.idempotent", Level: Must, Spec: "CreateVolume",
@@ -192,6 +195,45 @@ var createRules = []Rule{
 				if !proto.Equal(got.GetContentSource(), source) {
 					c.fail("content_source "+requestJSON(source), "%s", requestJSON(got))
 				}
+			}
+		},
+	},
+	{
+		ID: "controller.create.single-node-writer", Level: Must, Spec: "ControllerGetCapabilities",
+		Title: "SINGLE_NODE_WRITER is accepted by a driver with SINGLE_NODE_MULTI_WRITER, by the controller and by the node",
+		Why:   "A CO that does not know the newer access modes sends the older one, and so does Kubernetes for volumes that were created before.",
+		Needs: needs(createVolume, controllerCap(csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER)),
+		check: func(c *ruleRun) {
+			req := c.createRequest()
+			withMode(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)(c, req)
+			v := c.volumeOf(req, send(c, c.Controller.CreateVolume, req).ok().GetVolume())
+			if v.attach(); c.has(nodeService) {
+				v.stage()
+				send(c, c.Node.NodePublishVolume, v.publishRequest("a")).ok()
+			}
+		},
+	},
+	{
+		ID: "controller.create.kubernetes-parameters", Level: Should, Spec: "external-provisioner",
+		Title: "parameters of Kubernetes are ignored: CreateVolume and CreateSnapshot with csi.storage.k8s.io/… are OK",
+		Why:   "external-provisioner and csi-snapshotter with --extra-create-metadata add the names of the claim and the snapshot. A driver that refuses what it does not know creates nothing then.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			req := c.createRequest()
+			if req.Parameters == nil {
+				req.Parameters = map[string]string{}
+			}
+			for _, key := range []string{"pvc/name", "pvc/namespace", "pv/name"} {
+				req.Parameters[kubernetesPrefix+key] = c.name()
+			}
+			v := c.volumeOf(req, send(c, c.Controller.CreateVolume, req).ok().GetVolume())
+			if c.has(createSnapshot) {
+				snapshot := v.snapshotRequest()
+				snapshot.Parameters = map[string]string{}
+				for _, key := range []string{"volumesnapshot/name", "volumesnapshot/namespace", "volumesnapshotcontent/name"} {
+					snapshot.Parameters[kubernetesPrefix+key] = c.name()
+				}
+				send(c, c.Controller.CreateSnapshot, snapshot).ok()
 			}
 		},
 	},

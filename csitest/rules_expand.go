@@ -1,8 +1,19 @@
 package csitest
 
 import (
+	"slices"
+
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+)
+
+var (
+	onlineExpansion = Need{Text: "plugin.VolumeExpansion.ONLINE", met: func(r *run) bool {
+		return slices.Contains(r.has.Expansion, csi.PluginCapability_VolumeExpansion_ONLINE)
+	}}
+	offlineExpansionOnly = Need{Text: "plugin.VolumeExpansion.OFFLINE and not ONLINE", met: func(r *run) bool {
+		return slices.Contains(r.has.Expansion, csi.PluginCapability_VolumeExpansion_OFFLINE) && !onlineExpansion.met(r)
+	}}
 )
 
 var expandRules = []Rule{
@@ -62,6 +73,40 @@ var expandRules = []Rule{
 			if again := send(c, c.Controller.CreateVolume, v.made); again.ok().GetVolume().GetCapacityBytes() != v.created.GetCapacityBytes() {
 				again.wrong("capacity_bytes %d as before", v.created.GetCapacityBytes())
 			}
+		},
+	},
+	{
+		ID: "controller.expand.online", Level: Must, Spec: "GetPluginCapabilities",
+		Title: "a plugin with ONLINE expansion expands a volume while it is published",
+		Why:   "external-resizer does not wait for the pod to end when the plugin reports ONLINE.",
+		Needs: needs(createVolume, expandVolume, onlineExpansion),
+		check: func(c *ruleRun) {
+			v := c.volume().attach()
+			if c.has(nodeService) {
+				v.stage().publish("a")
+			}
+			want := 2 * max(c.run.cfg.Size, v.created.GetCapacityBytes())
+			a := send(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+			if a.is(codes.Aborted, codes.Unavailable, codes.DeadlineExceeded) {
+				step(c, c.Controller.ControllerExpandVolume, v.expandRequest(want))
+				return
+			}
+			if a.ok().GetCapacityBytes() < want {
+				a.wrong("capacity_bytes of %d at least", want)
+			}
+		},
+	},
+	{
+		ID: "controller.expand.offline", Level: Must, Spec: "GetPluginCapabilities",
+		Title: "a plugin with only OFFLINE expansion refuses to expand a volume that is published: FAILED_PRECONDITION",
+		Why:   "OFFLINE says that the volume must not be in use. The file system that is mounted would be larger than it knows, or damaged.",
+		Needs: needs(createVolume, expandVolume, attachVolume, offlineExpansionOnly),
+		check: func(c *ruleRun) {
+			v := c.volume().attach()
+			req := v.expandRequest(2 * max(c.run.cfg.Size, v.created.GetCapacityBytes()))
+			send(c, c.Controller.ControllerExpandVolume, req).wants(codes.FailedPrecondition)
+			v.detach()
+			step(c, c.Controller.ControllerExpandVolume, req)
 		},
 	},
 }

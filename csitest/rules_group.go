@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -224,6 +225,51 @@ var groupRules = []Rule{
 			for _, s := range g.GetSnapshots() {
 				c.volume(from(snapshotSource(s.GetSnapshotId())))
 			}
+		},
+	},
+	{
+		ID: "group.create.ready", Level: Should, Spec: "VolumeGroupSnapshot",
+		Title: "a group whose snapshots are all ready to use is ready to use",
+		Why:   "csi-snapshotter asks again and again until the group is ready, and no restore begins before that.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *ruleRun) {
+			req := c.groupRequest(c.volume(), c.volume())
+			for {
+				a := send(c, c.Group.CreateVolumeGroupSnapshot, req)
+				if !uncertain(a.Err) {
+					g := a.ok().GetGroupSnapshot()
+					if !slices.ContainsFunc(g.GetSnapshots(), func(s *csi.Snapshot) bool { return !s.GetReadyToUse() }) {
+						if !g.GetReadyToUse() {
+							a.wrong("ready_to_use, as every snapshot of the group")
+						}
+						return
+					}
+				}
+				select {
+				case <-c.ctx.Done():
+					c.fail("ready_to_use within the rule's time", "the group is still not ready")
+				case <-time.After(200 * time.Millisecond):
+				}
+			}
+		},
+	},
+	{
+		ID: "group.delete.in-use", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
+		Title: "a volume from a member of a group remains usable after the group is deleted, or prevents the deletion",
+		Why:   "Backups are deleted by age. What was restored from them must not go with them.",
+		Needs: needs(createVolume, createSnapshot, groupService),
+		check: func(c *ruleRun) {
+			g := c.group(c.volume(), c.volume())
+			v := c.volume(from(snapshotSource(g.GetSnapshots()[0].GetSnapshotId())))
+			a := send(c, c.Group.DeleteVolumeGroupSnapshot, deleteGroupRequest(g))
+			a.wants(codes.OK, codes.FailedPrecondition)
+			if a.Err != nil {
+				send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g)).ok()
+			}
+			if v.attach(); c.has(nodeService) {
+				v.stage().publish("a")
+			}
+			send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).ok()
 		},
 	},
 }

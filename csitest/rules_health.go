@@ -142,4 +142,31 @@ var healthRules = []Rule{
 			send(c, c.Controller.ControllerListVolumeHealth, &csi.ControllerListVolumeHealthRequest{MaxEntries: -1}).wants(codes.InvalidArgument)
 		},
 	},
+	{
+		ID: "node.health.get", Level: Must, Spec: "NodeGetVolumeHealth",
+		Title: "the health is that of the requested volume, with and without the paths at which it is",
+		Why:   "kubelet reports it as an event of the pod that uses the volume. Both paths are optional.",
+		Needs: needs(createVolume, nodeService, nodeVolumeHealth),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			requests := []*csi.NodeGetVolumeHealthRequest{v.healthRequest("a"), {VolumeId: v.id}}
+			if c.has(stageVolume) {
+				requests = append(requests, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, StagingTargetPath: v.stagingPath()})
+			}
+			for _, req := range requests {
+				if a := send(c, c.Node.NodeGetVolumeHealth, req); a.ok().GetVolumeHealth().GetVolumeId() != v.id {
+					a.wrong("volume_health.volume_id %q", v.id)
+				}
+			}
+		},
+	},
+	{
+		ID: "node.health.volume-missing", Level: Must, Spec: "NodeGetVolumeHealth",
+		Title: "a volume that does not exist is NOT_FOUND",
+		Why:   "OK would be read as healthy.",
+		Needs: needs(createVolume, nodeService, nodeVolumeHealth),
+		check: func(c *ruleRun) {
+			send(c, c.Node.NodeGetVolumeHealth, &csi.NodeGetVolumeHealthRequest{VolumeId: c.unknownID()}).wants(codes.NotFound)
+		},
+	},
 }

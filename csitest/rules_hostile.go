@@ -3,6 +3,7 @@ package csitest
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -210,6 +211,51 @@ var hostileRules = []Rule{
 			c.fail("as many as before", "%s after %d volume lifecycles", after.grownSince(before, leakCycles), leakCycles+leakSpare)
 		},
 	},
+	{
+		ID: "leaks.refused-calls", Level: Must, Spec: "Error Scheme",
+		Title: "calls that are refused leave no volumes, snapshots, mounts and files",
+		Why: "The answer has no ID with which the CO could delete what was made before the error, and kubelet does not undo a call whose error is final. " +
+			"Each call is made several times: what every refusal leaves behind is counted.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			v := c.volume()
+			if !c.has(listVolumes) && !(c.has(nodeService) && c.has(kernelView)) {
+				c.excuse("neither ListVolumes nor the node shows what is left")
+			}
+			if c.has(listVolumes) {
+				c.refusedVolumes()
+			}
+			if c.has(createSnapshot) && c.has(listSnapshots) {
+				taken := v.snapshotRequest()
+				c.snapshotOf(taken)
+				other := c.volume()
+				taken.SourceVolumeId = other.id
+				send(c, c.Controller.CreateSnapshot, taken)
+				if left := c.listSnapshots(&csi.ListSnapshotsRequest{SourceVolumeId: other.id}); len(left) > 0 {
+					c.fail("no snapshot after CreateSnapshot was refused", "%s", requestJSON(left[0]))
+				}
+			}
+			if c.has(nodeService) && c.has(kernelView) {
+				c.refusedOnNode(v.attach())
+			}
+		},
+	},
+	{
+		ID: "leaks.after-cancel", Level: Must, Spec: "Timeouts",
+		Title: "volumes whose calls were cancelled and repeated leave no mounts, devices and files on the node",
+		Why:   "kubelet's calls end after two minutes, whatever the driver has done by then. A retry that does not find what the first call made makes it twice.",
+		Needs: needs(createVolume, nodeService, kernelView), Timeout: 3 * time.Minute,
+		check: func(c *ruleRun) {
+			c.cycle() // what is made once stays
+			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
+			for i := range cancelCycles {
+				if d := c.cancelledCycle(time.Duration(i+1) * 5 * time.Millisecond); !d.goneSoon() {
+					c.fail("no device after DeleteVolume", "%s", d)
+				}
+			}
+			c.leftOnNode(mountsBefore, filesBefore, cancelCycles/2) // a call may end before it is cancelled
+		},
+	},
 }
 
 // unknownMode is an access mode that no version of CSI has.
@@ -222,6 +268,10 @@ const (
 	leakCycles = 8
 	leakSpare  = 4
 	killCycles = 2
+	// cancelCycles are few: each has a call that is cancelled before every other one.
+	cancelCycles = 4
+	// leakRefusals of each kind are brought about: other users may create volumes meanwhile.
+	leakRefusals = 3
 )
 
 // leftOnNode fails the rule if each of the volumes left something.
@@ -232,6 +282,76 @@ func (c *ruleRun) leftOnNode(mountsBefore, filesBefore, volumes int) {
 	if n := len(c.run.files()) - filesBefore; n >= volumes {
 		c.fail("as many files as before", "%d more after %d volume lifecycles", n, volumes)
 	}
+}
+
+// refusedVolumes asks for volumes that there cannot be.
+func (c *ruleRun) refusedVolumes() {
+	ids := func() map[string]bool {
+		all := map[string]bool{}
+		for _, e := range c.list(0) {
+			all[e.GetVolume().GetVolumeId()] = true
+		}
+		return all
+	}
+	for _, change := range []struct {
+		what string
+		do   func(*csi.CreateVolumeRequest)
+	}{
+		{"an unknown access mode", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = unknownMode }},
+		{"a snapshot that does not exist", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = snapshotSource(c.name()) }},
+		{"a source volume that does not exist", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = volumeSource(c.name()) }},
+		{"a size beyond all storage", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: 1 << 60} }},
+	} {
+		before, refused := ids(), 0
+		for range leakRefusals {
+			req := c.createRequest()
+			change.do(req)
+			if send(c, c.Controller.CreateVolume, req).Err != nil {
+				refused++
+			}
+		}
+		if refused < leakRefusals { // for another rule to find
+			continue
+		}
+		var left []string
+		for id := range ids() {
+			if !before[id] {
+				left = append(left, id)
+			}
+		}
+		if len(left) >= leakRefusals { // fewer may be those of other users
+			c.fail("no volume after CreateVolume for "+change.what+" was refused", "%d times it left one: %s", len(left), left[0])
+		}
+	}
+}
+
+// refusedOnNode stages and publishes as the driver must not, and restores kubelet's
+// directories.
+func (c *ruleRun) refusedOnNode(v *volume) {
+	unknown := v.capability()
+	unknown.AccessMode.Mode = unknownMode
+	stage, publish := v.stageRequest(), v.publishRequest("a")
+	mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
+	stage.VolumeCapability, publish.VolumeCapability = unknown, unknown
+	for range leakRefusals {
+		if c.has(stageVolume) {
+			a := send(c, c.Node.NodeStageVolume, stage)
+			if a.Err == nil { // for hostile.enum to find
+				return
+			}
+			if files, err := os.ReadDir(stage.GetStagingTargetPath()); err == nil && len(files) > 0 {
+				a.wrong("an empty staging path after the refusal, without %s", files[0].Name())
+			}
+		}
+		a := send(c, c.Node.NodePublishVolume, publish)
+		if a.Err == nil {
+			return
+		}
+		if _, err := os.Lstat(publish.GetTargetPath()); err == nil {
+			a.wrong("nothing at the target path after the refusal")
+		}
+	}
+	c.leftOnNode(mountsBefore, filesBefore, 1)
 }
 
 // cycle takes a volume through its lifecycle, with something between the calls, and returns
@@ -259,11 +379,40 @@ func (c *ruleRun) cycle(between ...func()) (d device) {
 		v.detach()
 	}
 	v.delete()
-	// As kubelet does. Never recursively: a driver may have left the volume mounted.
+	c.removeDirs(v)
+	return d
+}
+
+// cancelledCycle is cycle with every call on the node cancelled once, after some time.
+func (c *ruleRun) cancelledCycle(after time.Duration) (d device) {
+	v := c.volume().attach()
+	if c.has(stageVolume) {
+		cancelled(c, after, c.Node.NodeStageVolume, v.stageRequest())
+		v.stage()
+	}
+	cancelled(c, after, c.Node.NodePublishVolume, v.publishRequest("a"))
+	v.publish("a")
+	d = deviceAt(v.targetPath("a"))
+	if d == deviceAt(c.run.dir) {
+		d = device{}
+	}
+	cancelled(c, after, c.Node.NodeUnpublishVolume, v.unpublishRequest("a"))
+	v.unpublish("a")
+	if c.has(stageVolume) {
+		cancelled(c, after, c.Node.NodeUnstageVolume, v.unstageRequest())
+		v.unstage()
+	}
+	v.detach().delete()
+	c.removeDirs(v)
+	return d
+}
+
+// removeDirs removes kubelet's directories, as kubelet does. Never recursively: a driver may
+// have left the volume mounted.
+func (c *ruleRun) removeDirs(v *volume) {
 	_ = c.run.rmdir(v.stagingPath())
 	_ = c.run.rmdir(filepath.Dir(v.stagingPath()))
 	_ = c.run.rmdir(filepath.Dir(v.targetPath("a")))
-	return d
 }
 
 // hostileIDs calls the RPC with every hostile ID. The first finding is reported, and the

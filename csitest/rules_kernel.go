@@ -98,4 +98,71 @@ var kernelRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "node.unstage.unmounts", Level: Must, Spec: "NodeUnstageVolume",
+		Title: "nothing is mounted at the staging path after NodeUnstageVolume",
+		Why:   "kubelet removes the directory then, and the volume is detached from the node. A mount that stays hides the next volume, and writes to a device that is gone.",
+		Needs: needs(createVolume, stageVolume, mountAccess, kernelView),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			v.stage().publish("a") // as kubelet does after its restart
+			v.unpublish("a").unstage()
+			if on := mountsAt(v.stagingPath()); len(on) > 0 {
+				c.fail("no mount at the staging path after NodeUnstageVolume", "%d, %s", len(on), on[0].fsType)
+			}
+			if files, err := os.ReadDir(v.stagingPath()); err == nil && len(files) > 0 {
+				c.fail("an empty staging path after NodeUnstageVolume", "%s is in it", files[0].Name())
+			}
+		},
+	},
+	{
+		ID: "node.unstage.while-block-published", Level: Must, Spec: "RPC Interactions",
+		Title: "NodeUnstageVolume does not take a published raw block volume from its pod",
+		Why: "A CO that crashed can send this call. The pod's device would vanish, or become another volume's, while it is written. An error is the answer, or OK that changes " +
+			"nothing.",
+		Needs: needs(createVolume, stageVolume, blockAccess, kernelView),
+		check: func(c *ruleRun) {
+			v := c.volume(block).up("a")
+			data := bytesOf(v.id, 4096)
+			if err := c.run.writeAt(v.targetPath("a"), data); err != nil {
+				c.fail("a device that can be written", "%v", err)
+			}
+			before, beforeErr := os.Stat(v.targetPath("a"))
+			send(c, c.Node.NodeUnstageVolume, v.unstageRequest()) // with whatever code
+			after, err := os.Stat(v.targetPath("a"))
+			if err != nil || beforeErr != nil || before.Mode() != after.Mode() || !os.SameFile(before, after) {
+				c.fail("the same device at the target path", "%v", orMode(after, err))
+			}
+			if err := c.run.writeAt(v.targetPath("a"), data); err != nil {
+				c.fail("a device that can still be written", "%v", err)
+			}
+			v.unpublish("a").unstage()
+		},
+	},
+	{
+		ID: "controller.publish.readonly-enforced", Level: Must, Spec: "ControllerPublishVolume",
+		Title: "a volume that was published to the node readonly cannot be written there",
+		Why: "PersistentVolumes with readOnly, and a volume that several nodes read, rely on it: NodePublishVolume does not say readonly then. A volume with data is used, " +
+			"and the node may refuse a writable publish.",
+		Needs: needs(createVolume, attachVolume, attachReadonly, nodeService, mountAccess, kernelView),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			c.write(filepath.Join(v.targetPath("a"), "csicheck-data"), []byte(v.id))
+			v.unpublish("a").unstage().detach()
+			attach := v.attachRequest()
+			attach.Readonly = true
+			v.publishContext = step(c, c.Controller.ControllerPublishVolume, attach).GetPublishContext()
+			if c.has(stageVolume) {
+				if a := send(c, c.Node.NodeStageVolume, v.stageRequest()); a.Err != nil && !uncertain(a.Err) {
+					return
+				}
+				v.stage()
+			}
+			if a := send(c, c.Node.NodePublishVolume, v.publishRequest("b")); a.Err != nil && !uncertain(a.Err) {
+				return
+			}
+			v.publish("b")
+			c.refusesWrites(v.targetPath("b"))
+		},
+	},
 }

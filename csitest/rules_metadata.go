@@ -82,8 +82,10 @@ var metadataRules = []Rule{
 		Why:   "An empty stream with OK is a backup of nothing.",
 		Needs: needs(snapshotMetadata),
 		check: func(c *ruleRun) {
-			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: c.name()}); code(err) != codes.NotFound {
-				c.fail("NOT_FOUND", "%v", err)
+			for _, id := range c.missingSnapshots() {
+				if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id}); code(err) != codes.NotFound {
+					c.fail("NOT_FOUND for "+id, "%v", err)
+				}
 			}
 		},
 	},
@@ -143,9 +145,11 @@ var metadataRules = []Rule{
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			id := c.volume().snapshot().GetSnapshotId()
-			for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: c.name(), TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: c.name()}} {
-				if _, err := c.delta(req); code(err) != codes.NotFound {
-					c.fail("NOT_FOUND for "+requestJSON(req), "%v", err)
+			for _, missing := range c.missingSnapshots() {
+				for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: missing, TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: missing}} {
+					if _, err := c.delta(req); code(err) != codes.NotFound {
+						c.fail("NOT_FOUND for "+requestJSON(req), "%v", err)
+					}
 				}
 			}
 		},
@@ -193,6 +197,36 @@ var metadataRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "snapshot.metadata.delta-negative-offset", Level: Must, Spec: "GetMetadataDelta",
+		Title: "a negative starting_offset of a delta is OUT_OF_RANGE",
+		Why:   "The specification names the code for it. A driver that converts the number begins at the end of the volume, and the backup has no change.",
+		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
+		check: func(c *ruleRun) {
+			base, target := c.deltaSnapshots()
+			if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: -1}); code(err) != codes.OutOfRange && code(err) != codes.InvalidArgument {
+				c.fail("OUT_OF_RANGE", "%v", err)
+			}
+		},
+	},
+	{
+		ID: "snapshot.metadata.delta-small-messages", Level: Must, Spec: "GetMetadataDelta",
+		Title: "the blocks of a delta do not depend on max_results",
+		Why:   "max_results limits a message and not the stream. A driver that stops there backs up the first of the changes.",
+		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
+		check: func(c *ruleRun) {
+			base, target := c.deltaSnapshots()
+			all, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target})
+			if err != nil {
+				c.fail("a stream that ends with OK", "%v", err)
+			}
+			some, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, MaxResults: 1})
+			if err != nil {
+				c.fail("a stream that ends with OK", "%v", err)
+			}
+			c.sameBytes(some, all, 0)
+		},
+	},
 }
 
 // large makes a volume of so many blocks that a stream has several messages.
@@ -205,6 +239,26 @@ func (c *ruleRun) large() *volume {
 func (c *ruleRun) twoSnapshots() (base, target string) {
 	v := c.large()
 	return v.snapshot().GetSnapshotId(), v.snapshot().GetSnapshotId()
+}
+
+// missingSnapshots are the IDs of one that never existed, and of one that was deleted.
+func (c *ruleRun) missingSnapshots() []string {
+	ids := []string{c.name()}
+	if c.has(createVolume) && c.has(createSnapshot) {
+		id := c.volume().snapshot().GetSnapshotId()
+		c.deleteSnapshot(id)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+// deltaSnapshots are two of a volume whose changes are tracked.
+func (c *ruleRun) deltaSnapshots() (base, target string) {
+	base, target = c.twoSnapshots()
+	if _, err := c.delta(&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target}); code(err) == codes.FailedPrecondition {
+		c.excuse("changes are not tracked: %v", err)
+	}
+	return base, target
 }
 
 func end(b *csi.BlockMetadata) int64 { return b.GetByteOffset() + b.GetSizeBytes() }

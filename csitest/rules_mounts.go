@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -344,6 +345,56 @@ var mountRules = []Rule{
 			if err != nil || !bytes.Equal(got, data) {
 				c.fail("the data as it was written", "other data, %v", err)
 			}
+		},
+	},
+	{
+		ID: "node.publish.pod-info", Level: Should, Spec: "kubelet",
+		Title: "volume_context may have the pod's name and new tokens each time, and the mount stays",
+		Why: "With podInfoOnMount and tokenRequests kubelet adds keys of csi.storage.k8s.io to volume_context, and with requiresRepublish it publishes about every minute " +
+			"with new tokens. Pods do not see a new mount.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *ruleRun) {
+			v := c.volume().attach().stage()
+			var before uint64
+			for i := range 3 {
+				req := v.publishRequest("a")
+				req.VolumeContext = maps.Clone(req.GetVolumeContext())
+				if req.VolumeContext == nil {
+					req.VolumeContext = map[string]string{}
+				}
+				req.VolumeContext[kubernetesPrefix+"pod.name"] = "csicheck"
+				req.VolumeContext[kubernetesPrefix+"ephemeral"] = "false"
+				req.VolumeContext[tokensKey] = fmt.Sprintf(`{"":{"token":"csicheck-%d"}}`, i)
+				send(c, c.Node.NodePublishVolume, req).ok()
+				if !c.has(kernelView) || v.isBlock() {
+					continue
+				}
+				id := mountID(req.GetTargetPath())
+				if i > 0 && id != before {
+					c.fail(fmt.Sprintf("the same mount, %d, at the target", before), "%d", id)
+				}
+				before = id
+			}
+		},
+	},
+	{
+		ID: "node.stats.parallel", Level: Should, Spec: "kubelet",
+		Title: "NodeGetVolumeStats answers while the volume is published and unpublished for other pods",
+		Why:   "kubelet asks about every minute, whatever else it does with the volume. An error leaves the pod without statistics.",
+		Needs: needs(createVolume, nodeService, volumeStats, manyWriters),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			stats, publish, unpublish := v.statsRequest("a"), v.publishRequest("b"), v.unpublishRequest("b")
+			c.parallel(3, func(i int) {
+				for range 5 {
+					if i > 0 {
+						send(c, c.Node.NodeGetVolumeStats, stats).wants(codes.OK, codes.Aborted)
+						continue
+					}
+					step(c, c.Node.NodePublishVolume, publish)
+					step(c, c.Node.NodeUnpublishVolume, unpublish)
+				}
+			})
 		},
 	},
 }

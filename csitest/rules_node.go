@@ -2,6 +2,8 @@ package csitest
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -193,6 +195,73 @@ var nodeRules = []Rule{
 			send(c, c.Node.NodeExpandVolume, req).wants(codes.NotFound)
 		},
 	},
+	{
+		ID: "node.publish.long-paths", Level: Must, Spec: "NodePublishVolume",
+		Title: "paths of 128 bytes are accepted by every call of the node service",
+		Why:   "That is the least that a plugin must accept; kubelet's paths contain the driver's name, two UIDs or a hash, and can be longer.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *ruleRun) {
+			v := c.volume().attach()
+			stage, publish := v.stageRequest(), v.publishRequest("a")
+			target := c.longPath("target")
+			publish.TargetPath = target
+			if c.has(stageVolume) {
+				stage.StagingTargetPath = c.mkdir(c.longPath("staging"))
+				publish.StagingTargetPath = stage.StagingTargetPath
+				send(c, c.Node.NodeStageVolume, stage).ok()
+			}
+			send(c, c.Node.NodePublishVolume, publish).ok()
+			if c.has(volumeStats) {
+				send(c, c.Node.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: target, StagingTargetPath: publish.GetStagingTargetPath()}).ok()
+			}
+			if c.has(nodeVolumeHealth) {
+				send(c, c.Node.NodeGetVolumeHealth, &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: target, StagingTargetPath: publish.GetStagingTargetPath()}).ok()
+			}
+			if c.has(nodeExpandVolume) {
+				req := v.nodeExpandRequest("a", c.run.cfg.Size)
+				req.VolumePath, req.StagingTargetPath = target, publish.GetStagingTargetPath()
+				send(c, c.Node.NodeExpandVolume, req).wants(codes.OK, codes.FailedPrecondition)
+			}
+			send(c, c.Node.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: target}).ok()
+			if c.has(stageVolume) {
+				send(c, c.Node.NodeUnstageVolume, &csi.NodeUnstageVolumeRequest{VolumeId: v.id, StagingTargetPath: stage.GetStagingTargetPath()}).ok()
+			}
+		},
+	},
+	{
+		ID: "node.publish.capability-changed", Level: Should, Spec: "NodePublishVolume",
+		Title: "a target path at which the volume is published with another access mode is not OK",
+		Why: "OK would let the CO believe that the pod has what was asked for the second time. The specification's table says ALREADY_EXISTS, and the sentence before it " +
+			"FAILED_PRECONDITION.",
+		Needs: needs(createVolume, nodeService),
+		check: func(c *ruleRun) {
+			req := c.volume().up("a").publishRequest("a")
+			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+			send(c, c.Node.NodePublishVolume, req).wants(codes.AlreadyExists, codes.FailedPrecondition, codes.InvalidArgument)
+		},
+	},
+	{
+		ID: "node.unpublish.removes-block-target", Level: Must, Spec: "NodeUnpublishVolume",
+		Title: "NodeUnpublishVolume removes the target path of a raw block volume",
+		Why:   "kubelet never removes the file that the driver made for the device: the directories above it stay as well, one for each pod that there was.",
+		Needs: needs(createVolume, nodeService, blockAccess),
+		check: func(c *ruleRun) {
+			v := c.volume(block).up("a").unpublish("a")
+			if info, err := os.Lstat(v.targetPath("a")); !os.IsNotExist(err) {
+				c.fail("nothing at the target path", "%v", orMode(info, err))
+			}
+		},
+	},
+}
+
+// longPath is a path of 128 bytes below the run's directory, whose parent exists.
+func (c *ruleRun) longPath(name string) string {
+	const size = 128
+	dir := c.mkdir(filepath.Join(c.run.dir, name))
+	if len(dir)+2 > size {
+		c.excuse("%s is too long for paths of %d bytes below it", c.run.dir, size)
+	}
+	return dir + "/" + strings.Repeat("x", size-len(dir)-1)
 }
 
 // orMode describes what was found at a path.

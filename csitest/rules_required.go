@@ -11,7 +11,8 @@ import (
 )
 
 // A rule of this table sends a request that would succeed, once without each of its
-// required fields.
+// required fields. mutable_parameters and snapshot_ids are not among them: csi-sanity leaves
+// them out and expects another answer (csispec.WithCSISanity).
 var requiredRules = []Rule{
 	required("controller.create", "CreateVolume", func(c *ruleRun) proto.Message { return c.createRequest() },
 		[]string{"name", "volume_capabilities"}, createVolume),
@@ -34,9 +35,17 @@ var requiredRules = []Rule{
 	}, []string{"volume_id"}, createVolume, modifyVolume),
 	required("controller.get", "ControllerGetVolume", func(c *ruleRun) proto.Message { return &csi.ControllerGetVolumeRequest{VolumeId: c.name()} },
 		[]string{"volume_id"}, getVolume),
+	required("controller.snapshot.get", "GetSnapshot", func(c *ruleRun) proto.Message { return &csi.GetSnapshotRequest{SnapshotId: c.name()} },
+		[]string{"snapshot_id"}, getSnapshot),
 	required("group.create", "CreateVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
 		return &csi.CreateVolumeGroupSnapshotRequest{Name: c.name(), SourceVolumeIds: []string{c.volume().id}}
 	}, []string{"name", "source_volume_ids"}, createVolume, groupService),
+	required("group.delete", "DeleteVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
+		return &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()}}
+	}, []string{"group_snapshot_id"}, groupService),
+	required("group.get", "GetVolumeGroupSnapshot", func(c *ruleRun) proto.Message {
+		return &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: c.name(), SnapshotIds: []string{c.name()}}
+	}, []string{"group_snapshot_id"}, groupService),
 	required("node.stage", "NodeStageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stageRequest() },
 		[]string{"volume_id", "staging_target_path", "volume_capability"}, createVolume, stageVolume),
 	required("node.unstage", "NodeUnstageVolume", func(c *ruleRun) proto.Message { return c.volume().attach().stage().unstageRequest() },
@@ -49,6 +58,8 @@ var requiredRules = []Rule{
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, volumeStats),
 	required("node.expand", "NodeExpandVolume", func(c *ruleRun) proto.Message { return c.volume().up("a").nodeExpandRequest("a", c.run.cfg.Size) },
 		[]string{"volume_id", "volume_path"}, createVolume, nodeService, nodeExpandVolume),
+	required("node.health", "NodeGetVolumeHealth", func(c *ruleRun) proto.Message { return c.volume().up("a").healthRequest("a") },
+		[]string{"volume_id"}, createVolume, nodeService, nodeVolumeHealth),
 }
 
 func required(area, method string, request func(*ruleRun) proto.Message, fields []string, need ...Need) Rule {
@@ -93,7 +104,7 @@ func required(area, method string, request func(*ruleRun) proto.Message, fields 
 // path of a canary such a driver shows itself.
 func (c *ruleRun) mayOmit(path string, good proto.Message, field protoreflect.Name) bool {
 	isPath := strings.HasSuffix(string(field), "_path")
-	if !isPath && field != "volume_id" && field != "snapshot_id" {
+	if !isPath && field != "volume_id" && field != "snapshot_id" && field != "group_snapshot_id" {
 		return true
 	}
 	k := c.plantCanary()

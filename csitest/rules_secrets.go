@@ -87,6 +87,26 @@ var secretRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "secrets.not-in-responses", Level: Should, Spec: "Volume",
+		Title: "secrets of requests are in no answer",
+		Why: "volume_context, publish_context and the IDs are kept in PersistentVolumes and VolumeAttachments, which far more users may read than secrets. " +
+			"COs log the answers, too.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			planted := c.plant()
+			c.sendSecrets()
+			for _, call := range c.run.record.all() {
+				if call.Rule != c.rule.ID || call.Response == nil {
+					continue
+				}
+				if text := requestJSON(call.Response); strings.Contains(text, planted) {
+					c.breach(call, "an answer without the secret", masked(text, planted))
+					return
+				}
+			}
+		},
+	},
 }
 
 func masked(text, secret string) string { return strings.ReplaceAll(text, secret, "<THE SECRET>") }

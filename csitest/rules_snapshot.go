@@ -79,6 +79,18 @@ var snapshotRules = []Rule{
 			a := send(c, c.Controller.DeleteVolume, v.deleteRequest())
 			a.wants(codes.OK, codes.FailedPrecondition)
 			c.volume(from(snapshotSource(s.GetSnapshotId())))
+			if c.has(listSnapshots) {
+				c.eventually(func() {
+					if snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: s.GetSnapshotId()}), s.GetSnapshotId()) == nil {
+						c.fail("the snapshot in ListSnapshots, after DeleteVolume of its source", "it is not there")
+					}
+				})
+			}
+			if a.Err != nil { // then the volume is as it was
+				if again := send(c, c.Controller.CreateVolume, v.made); again.ok().GetVolume().GetVolumeId() != v.id {
+					again.wrong("volume_id %q, which was not deleted", v.id)
+				}
+			}
 		},
 	},
 	{

@@ -1,6 +1,11 @@
 package csitest
 
-import "google.golang.org/grpc/codes"
+import (
+	"fmt"
+	"path"
+
+	"google.golang.org/grpc/codes"
+)
 
 // Rules that check every recorded error.
 var statusRules = []Rule{
@@ -31,6 +36,17 @@ var statusRules = []Rule{
 		checkCalls: eachCall(func(c *ruleRun, call *Call) {
 			if call.Code() == codes.Unknown {
 				c.breach(call, "a code of the specification", call.responseText())
+			}
+		}),
+	},
+	{
+		ID: "status.length", Level: Should, Spec: "external-attacher",
+		Title: "the message of ControllerPublishVolume and ControllerUnpublishVolume has no more than 1024 bytes",
+		Why:   "The API server refuses a longer one in the status of a VolumeAttachment: then the user sees no error at all.",
+		checkCalls: eachCall(func(c *ruleRun, call *Call) {
+			method := path.Base(call.Method)
+			if n := len(call.Status.Message()); n > 1024 && (method == "ControllerPublishVolume" || method == "ControllerUnpublishVolume") {
+				c.breach(call, "at most 1024 bytes", fmt.Sprintf("%d bytes: %.200s …", n, call.Status.Message()))
 			}
 		}),
 	},

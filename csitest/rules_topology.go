@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -238,4 +239,34 @@ var topologyRules = []Rule{
 			a.wants(codes.ResourceExhausted, codes.InvalidArgument)
 		},
 	},
+	{
+		ID: "topology.node-labels", Level: Should, Spec: "kubelet",
+		Title: "topology keys are not labels that kubelet may not set",
+		Why: "kubelet makes a label of each segment of NodeGetInfo. The API server refuses those below kubernetes.io and k8s.io, but for a few, and the node " +
+			"is not registered.",
+		Needs: needs(nodeService),
+		check: func(c *ruleRun) {
+			a := send(c, c.Node.NodeGetInfo, &csi.NodeGetInfoRequest{})
+			for key := range a.ok().GetAccessibleTopology().GetSegments() {
+				prefix, _, _ := strings.Cut(key, "/")
+				if !reservedForKubernetes(prefix) || slices.Contains(kubeletLabels, prefix) || slices.Contains(kubeletLabels, key) {
+					continue
+				}
+				a.wrong("keys of the driver's own domain, and not %q", key)
+			}
+		},
+	},
+}
+
+// kubeletLabels are the domains, and the labels of others, that kubelet may set on its
+// own Node (the admission plugin NodeRestriction).
+var kubeletLabels = []string{
+	"kubelet.kubernetes.io", "node.kubernetes.io", "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os",
+	"topology.kubernetes.io/zone", "topology.kubernetes.io/region",
+	"failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region",
+	"beta.kubernetes.io/instance-type", "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
+}
+
+func reservedForKubernetes(domain string) bool {
+	return slices.ContainsFunc([]string{"kubernetes.io", "k8s.io"}, func(d string) bool { return domain == d || strings.HasSuffix(domain, "."+d) })
 }

@@ -52,4 +52,20 @@ var validateRules = []Rule{
 			send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).wants(codes.NotFound)
 		},
 	},
+	{
+		ID: "controller.validate.idempotent", Level: Must, Spec: "ValidateVolumeCapabilities",
+		Title: "the same capabilities are confirmed again, also while the volume is published",
+		Why:   "The CO asks about a volume whenever a claim is bound to it. What it may be used for does not depend on whether it is in use.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			v := c.volume()
+			first := send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).ok()
+			v.attach()
+			for range 2 {
+				if a := send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()); !proto.Equal(a.ok().GetConfirmed(), first.GetConfirmed()) {
+					a.wrong("confirmed as the first time: %s", requestJSON(first))
+				}
+			}
+		},
+	},
 }

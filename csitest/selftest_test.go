@@ -80,7 +80,7 @@ func TestDefects(t *testing.T) {
 			}
 			t.Parallel()
 			switch {
-			case d.plain:
+			case d.plain, d.alone:
 				d.rules = []string{d.breaks}
 			case !torture:
 				if d.rules = slices.Concat(d.rules, beside(d), sample); d.only {
@@ -199,7 +199,7 @@ func checkDefect(t *testing.T, d defect) {
 	}
 	if d.breaks == "" && !d.kernel && !d.only {
 		for _, x := range slices.Concat(report.ResultsWith(NotRun), report.ResultsWith(DoesNotApply)) {
-			if elsewhere[x.Rule.ID] == "" && !needsOf(x.Rule, kernelView, twoEndpoints, without(createSnapshot), without(cloneVolume)) {
+			if elsewhere[x.Rule.ID] == "" && !needsOf(x.Rule, kernelView, twoEndpoints, without(createSnapshot), without(cloneVolume), offlineExpansionOnly) {
 				t.Errorf("%s was not tried: %s", x.Rule.ID, x.Reason)
 			}
 		}

@@ -187,6 +187,10 @@ func (v *volume) statsRequest(pod string) *csi.NodeGetVolumeStatsRequest {
 	return &csi.NodeGetVolumeStatsRequest{VolumeId: v.id, VolumePath: v.targetPath(pod)}
 }
 
+func (v *volume) healthRequest(pod string) *csi.NodeGetVolumeHealthRequest {
+	return &csi.NodeGetVolumeHealthRequest{VolumeId: v.id, VolumePublishPath: v.targetPath(pod)}
+}
+
 func (v *volume) nodeExpandRequest(pod string, size int64) *csi.NodeExpandVolumeRequest {
 	r := &csi.NodeExpandVolumeRequest{
 		VolumeId: v.id, VolumePath: v.targetPath(pod), VolumeCapability: v.capability(),

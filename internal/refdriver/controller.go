@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -131,6 +132,9 @@ func checkParameters(req *csi.CreateVolumeRequest) error {
 
 func checkMutable(all map[string]string) error {
 	for key, value := range all {
+		if strings.HasPrefix(key, "csi.storage.k8s.io/") { // of Kubernetes, not of the driver
+			continue
+		}
 		var n int
 		if _, err := fmt.Sscan(value, &n); err != nil || key != "iops" && key != "throughput" {
 			return status.Errorf(codes.InvalidArgument, "parameters: %q cannot be set so", key)

@@ -116,7 +116,7 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 			err = setGroup(req.GetStagingTargetPath(), gid)
 		}
 		if err == nil {
-			err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
+			err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly() || v.attached[NodeID].GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
 		}
 	}
 	if err != nil {
