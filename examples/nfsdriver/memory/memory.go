@@ -5,7 +5,6 @@ package memory
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"maps"
 	"os"
@@ -91,8 +90,8 @@ func (p *Provider) CreateVolume(_ context.Context, s storage.VolumeSpec) (storag
 		return v, err
 	}
 	if from != "" {
-		if err := os.CopyFS(p.path(v), os.DirFS(from)); err != nil {
-			return v, errors.Join(err, os.RemoveAll(p.path(v)))
+		if err := copyTree(p.path(v), from); err != nil {
+			return v, err
 		}
 	}
 	plan.Ref.Nonce = share.NewNonce()

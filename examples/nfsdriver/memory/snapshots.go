@@ -3,7 +3,12 @@ package memory
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/csikit/csikit/examples/nfsdriver/share"
@@ -25,7 +30,7 @@ func (p *Provider) CreateSnapshot(_ context.Context, s storage.SnapshotSpec) (st
 	ref, _ := share.ParseVolumeID(v.ID)
 	id := share.SnapshotRef{Export: ref.Export, Key: share.Digest(s.Name), Nonce: share.NewNonce()}.Encode()
 	snap := storage.Snapshot{ID: id, Name: s.Name, SourceVolumeID: v.ID, SizeBytes: v.CapacityBytes, CreatedAt: time.Now()}
-	if err := os.CopyFS(p.snapshotPath(id), os.DirFS(p.path(v))); err != nil {
+	if err := copyTree(p.snapshotPath(id), p.path(v)); err != nil {
 		return snap, err
 	}
 	p.snapshots[id] = snap
@@ -50,4 +55,38 @@ func (p *Provider) ListSnapshots(_ context.Context, after string, limit int) ([]
 	defer p.mu.Unlock()
 	_, bad := share.ParseSnapshotID(after)
 	return page(p.snapshots, after, limit, bad)
+}
+
+// copyTree copies a directory as it is at one point in time: one that changes meanwhile is
+// storage.ErrInUse. On an error nothing is left.
+func copyTree(to, from string) error {
+	time.Sleep(20 * time.Millisecond) // changes from now on have later timestamps: the kernel counts in ticks
+	before, err := stampOf(from)
+	if err == nil {
+		err = os.CopyFS(to, os.DirFS(from))
+	}
+	after, changed := stampOf(from)
+	if err = cmp.Or(err, changed); err == nil && before != after {
+		err = fmt.Errorf("%w: %s was written to while it was copied; try again when it is not", storage.ErrInUse, from)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(to))
+	}
+	return nil
+}
+
+// stampOf returns a text that differs when a file has changed.
+func stampOf(dir string) (string, error) {
+	var b strings.Builder
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			fmt.Fprintf(&b, "%q %d %s\n", path, info.Size(), info.ModTime())
+		}
+		return err
+	})
+	return b.String(), err
 }
