@@ -20,8 +20,9 @@ var templates = []struct {
 	embedded string   // the storage that a vendor deletes
 	keep     []string // what a vendor has to understand; deletable files are not part of it
 	optional []string // files of driver/ that can be deleted, each alone
+	test     string   // the section of the README with a test for a storage
 }{{
-	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool",
+	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool", test: "What to change for your own storage",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
 	optional: []string{"capacity", "group", "health", "list", "modify", "snapshotmetadata", "snapshots", "telemetry"},
 }, {
@@ -94,6 +95,21 @@ func TestTemplates(t *testing.T) {
 				t.Errorf("%s is still imported in %v", x.embedded, left)
 			}
 			goTool(t, out, "vet", "./...")
+			if x.test != "" { // the README's test of a storage, with memory as the storage
+				block := goBlock.FindStringSubmatch(strings.ReplaceAll(readmeSection(t, filepath.Join(example, "README.md"), x.test), "\n   ", "\n"))
+				if block == nil {
+					t.Fatalf("there is no Go in %q", x.test)
+				}
+				text := strings.NewReplacer("mydriver/array", "mydriver/memory", "array.", "memory.", "package array_test", "package memory_test").Replace(block[1])
+				file := filepath.Join(out, "memory", "rules_test.go")
+				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				goTool(t, out, "vet", "./memory")
+				if err := os.Remove(file); err != nil {
+					t.Fatal(err)
+				}
+			}
 			runTests(t, out)
 			if os.Geteuid() == 0 { // with mounts
 				goTool(t, out, "test", "-run", "^Test(Rules|Sanity|Pods.*)$", "./driver")
@@ -134,6 +150,14 @@ func without(t *testing.T, module string, names ...string) {
 // readmeCommands returns the blocks of shell commands in a section.
 func readmeCommands(t *testing.T, file, section string) (blocks []string) {
 	t.Helper()
+	for _, b := range shellBlock.FindAllStringSubmatch(readmeSection(t, file, section), -1) {
+		blocks = append(blocks, b[1])
+	}
+	return blocks
+}
+
+func readmeSection(t *testing.T, file, section string) string {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -143,10 +167,7 @@ func readmeCommands(t *testing.T, file, section string) (blocks []string) {
 		t.Fatalf("%s has no section %q", file, section)
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
-	for _, b := range shellBlock.FindAllStringSubmatch(rest, -1) {
-		blocks = append(blocks, b[1])
-	}
-	return blocks
+	return rest
 }
 
 var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")

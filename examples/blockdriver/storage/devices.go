@@ -6,11 +6,12 @@ import (
 	"github.com/csikit/csikit/nodeops"
 )
 
-// Devices is the storage as a node uses it: how a volume becomes a block device there. It
-// runs on nodes without a controller, and needs no connection to one. Every method is
-// idempotent and safe for concurrent use. For one volume the driver calls Detach and Rescan
-// alone, but Attach and Find concurrently, because several pods may start. Errors are as
-// those of [Backend].
+// Devices is the storage as a node uses it: how a volume becomes a block device there. The
+// controller may be another process; Attach may call the API of the storage. Every method
+// is idempotent and safe for concurrent use. For one volume the driver calls Detach and
+// Rescan alone, but Attach and Find concurrently, because several pods may start. Where the
+// volume ID does not lead to the device, keep a record on the node, such as a file below
+// /run. Errors are as those of [Backend].
 type Devices interface {
 	// Attach makes the device of the volume appear, and returns it. It is called at each
 	// stage and publish. Set the serial number, WWID or size that you know: it is
