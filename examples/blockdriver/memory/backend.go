@@ -1,17 +1,12 @@
-// Package memory is a storage of one node that forgets its volumes when the process ends:
-// sparse files in a temporary directory, attached as loop devices. It is small, to be read
-// first and replaced, and the tests of the driver use it. It serves -mode all only.
 package memory
 
 import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"sync"
@@ -22,9 +17,8 @@ import (
 )
 
 const (
-	capacity = 1 << 40 // bytes of all volumes
-	unit     = 1 << 20
-	normal   = 1 << 30 // bytes of a volume if the request leaves it open
+	capacity     = 1 << 40          // bytes of all volumes
+	unit, normal = 1 << 20, 1 << 30 // of a size, and the size if the request leaves it open
 )
 
 // Memory is the storage.Provider and the Backend. Its volumes have no parameters.
@@ -32,41 +26,17 @@ type Memory struct {
 	dir     string // of the files
 	mu      sync.Mutex
 	volumes map[string]*volume // by ID
-	nodes   map[string]int64   // how many volumes each takes; 0: any number
+	nodes   map[string]*node
+	used    int64 // bytes of all volumes
 }
+
+// node is how many volumes it takes (0: any number), and how many are attached to it.
+type node struct{ most, has int64 }
 
 type volume struct {
 	storage.Volume
 	attachment string // differs for each: a late stage must not use the next one
 }
-
-func New() *Memory                      { return &Memory{volumes: map[string]*volume{}, nodes: map[string]int64{}} }
-func (m *Memory) Flags(*flag.FlagSet)   {}
-func (m *Memory) Check() error          { return nil }
-func (m *Memory) Type() storage.Backend { return m }
-func (m *Memory) HasTopology() bool     { return false }
-
-func (m *Memory) OpenBackend(context.Context, storage.Env) (_ storage.Backend, err error) {
-	m.dir, err = os.MkdirTemp("", "volumes")
-	return m, err
-}
-
-func (m *Memory) OpenDevices(_ context.Context, env storage.NodeEnv) (storage.Devices, error) {
-	m.nodes[env.NodeID] = env.MaxVolumes
-	return devices{m, env.NodeID}, nil
-}
-
-func (m *Memory) Close() error {
-	if m.dir == "" { // -mode node
-		return nil
-	}
-	for id := range m.volumes {
-		_ = os.Remove(m.file(id))
-	}
-	return os.Remove(m.dir)
-}
-
-func (m *Memory) file(id string) string { return filepath.Join(m.dir, id) }
 
 // with calls do for the volume, and returns the volume as it is afterwards.
 func (m *Memory) with(op, id string, do func(*volume) error) (storage.Volume, error) {
@@ -110,26 +80,17 @@ func (m *Memory) grow(v *volume, size int64) error {
 	if size > capacity {
 		return fmt.Errorf("%w: no volume can have %d bytes", csierr.OutOfRange, size)
 	}
-	if size-v.CapacityBytes > m.free() {
+	if size-v.CapacityBytes > capacity-m.used {
 		return fmt.Errorf("%w for %d bytes", csierr.NoSpace, size)
 	}
 	f, err := os.OpenFile(m.file(v.ID), os.O_WRONLY|os.O_CREATE, 0o600)
-	if err != nil {
-		return err
+	if err == nil {
+		err = errors.Join(f.Truncate(size), f.Close())
 	}
-	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
-		return err
+	if err == nil {
+		m.used, v.CapacityBytes = m.used+size-v.CapacityBytes, size
 	}
-	v.CapacityBytes = size
-	return nil
-}
-
-func (m *Memory) free() int64 {
-	free := int64(capacity)
-	for _, v := range m.volumes {
-		free -= v.CapacityBytes
-	}
-	return free
+	return err
 }
 
 func (m *Memory) DeleteVolume(_ context.Context, id string) error {
@@ -138,6 +99,7 @@ func (m *Memory) DeleteVolume(_ context.Context, id string) error {
 			return fmt.Errorf("%w by node %q: detach it first", storage.ErrInUse, v.Attachment.NodeID)
 		}
 		delete(m.volumes, id)
+		m.used -= v.CapacityBytes
 		return os.Remove(m.file(id))
 	})
 	return noneIsDone(err)
@@ -189,16 +151,17 @@ func (m *Memory) ListVolumes(_ context.Context, after string, limit int) (page [
 
 func (m *Memory) AttachVolume(_ context.Context, id string, a storage.Attachment) (publishContext map[string]string, err error) {
 	_, err = m.with("attach volume", id, func(v *volume) error {
-		most, known := m.nodes[a.NodeID]
+		n := m.nodes[a.NodeID]
 		switch has := v.Attachment; {
-		case !known:
+		case n == nil:
 			return fmt.Errorf("node %q %w", a.NodeID, csierr.NotFound)
 		case has != nil && has.NodeID != a.NodeID:
 			return fmt.Errorf("%w by node %q: detach it there first", storage.ErrInUse, has.NodeID)
-		case has == nil && most > 0 && m.attachedTo(a.NodeID) >= most:
-			return fmt.Errorf("%w: node %q takes %d volumes", csierr.NoSpace, a.NodeID, most)
+		case has == nil && n.most > 0 && n.has >= n.most:
+			return fmt.Errorf("%w: node %q takes %d volumes", csierr.NoSpace, a.NodeID, n.most)
 		case has == nil:
 			v.Attachment, v.attachment = &a, rand.Text()
+			n.has++
 		}
 		publishContext = map[string]string{"attachment": v.attachment}
 		return v.Attachment.Matches(a)
@@ -206,18 +169,10 @@ func (m *Memory) AttachVolume(_ context.Context, id string, a storage.Attachment
 	return publishContext, err
 }
 
-func (m *Memory) attachedTo(nodeID string) (n int64) {
-	for _, v := range m.volumes {
-		if v.Attachment != nil && v.Attachment.NodeID == nodeID {
-			n++
-		}
-	}
-	return n
-}
-
 func (m *Memory) DetachVolume(_ context.Context, id, nodeID string) error {
 	_, err := m.with("detach volume", id, func(v *volume) error {
-		if v.Attachment != nil && (nodeID == "" || nodeID == v.Attachment.NodeID) {
+		if a := v.Attachment; a != nil && (nodeID == "" || nodeID == a.NodeID) {
+			m.nodes[a.NodeID].has--
 			v.Attachment = nil
 		}
 		return nil
@@ -231,5 +186,5 @@ func (m *Memory) Places(_ context.Context, parameters map[string]string) ([]topo
 	if len(parameters) > 0 {
 		return nil, errParameters
 	}
-	return []topology.Candidate{{Name: "memory", Free: m.free()}}, nil
+	return []topology.Candidate{{Name: "memory", Free: capacity - m.used}}, nil
 }
