@@ -62,6 +62,26 @@ var mountDefects = []defect{
 		}(),
 	},
 	{
+		breaks: "node.stage.after-detach", does: "the node does not ask whether the volume is still attached",
+		unary: func() grpc.UnaryServerInterceptor {
+			var detached sync.Map
+			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				resp, err := handler(ctx, req)
+				switch r := req.(type) {
+				case *csi.ControllerPublishVolumeRequest:
+					detached.Delete(r.GetVolumeId())
+				case *csi.ControllerUnpublishVolumeRequest:
+					detached.Store(r.GetVolumeId(), true)
+				case *csi.NodeStageVolumeRequest:
+					if _, ok := detached.Load(r.GetVolumeId()); ok && status.Code(err) == codes.FailedPrecondition {
+						return &csi.NodeStageVolumeResponse{}, nil
+					}
+				}
+				return resp, err
+			}
+		}(),
+	},
+	{
 		breaks: "node.stage.conflict", does: "what is staged is staged",
 		unary: afterStage(func(_ *csi.NodeStageVolumeRequest, err error) error {
 			if status.Code(err) == codes.FailedPrecondition {

@@ -76,6 +76,20 @@ var mountRules = []Rule{
 		},
 	},
 	{
+		ID: "node.stage.after-detach", Level: Should, Spec: "RPC Interactions",
+		Title: "a volume that was detached from the node is not staged there with the publish_context that it had",
+		Why:   "A node that was disconnected repeats the stage after a forced detach. If it still has access, two nodes write to one file system and destroy it.",
+		Needs: needs(createVolume, attachVolume, stageVolume),
+		check: func(c *ruleRun) {
+			v := c.volume().attach()
+			req := v.stageRequest()
+			v.detach()
+			if a := send(c, c.Node.NodeStageVolume, req); a.is(codes.OK) {
+				a.wrong("an error: the volume is no longer attached to the node")
+			}
+		},
+	},
+	{
 		ID: "node.stage.conflict", Level: Must, Spec: "NodeStageVolume",
 		Title: "a volume that is staged already is not staged with another access type",
 		Why:   "OK would make the CO believe that the staging path has the requested access type. ALREADY_EXISTS is the answer, or a code that refuses the access type.",
