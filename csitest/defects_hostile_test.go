@@ -213,6 +213,7 @@ var hostileDefects = []defect{
 	},
 	{
 		breaks: "leaks.node", does: "every stage leaves a mount", kernel: true,
+		mayAlso: because("it counts mounts, too", "leaks.after-cancel"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
 			return afterStage(func(r *csi.NodeStageVolumeRequest, err error) error {

@@ -83,6 +83,7 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.stage.conflict", does: "what is staged is staged",
+		mayAlso: because("a volume that is not attached is FAILED_PRECONDITION, too", "node.stage.after-detach"),
 		unary: afterStage(func(_ *csi.NodeStageVolumeRequest, err error) error {
 			if status.Code(err) == codes.FailedPrecondition {
 				return nil
@@ -221,7 +222,8 @@ var mountDefects = []defect{
 	},
 	{
 		breaks: "node.publish.kubelet-restarts", does: "every publish mounts again", kernel: true,
-		also: map[string]string{"node.publish.pod-info": "it publishes three times"},
+		mayAlso: because("it mounts again without the attachment's readonly", "controller.publish.readonly-enforced"),
+		also:    map[string]string{"node.publish.pod-info": "it publishes three times"},
 		unary: func() grpc.UnaryServerInterceptor {
 			var published sync.Map
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

@@ -129,6 +129,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.publish.many-targets", does: "no second target for many writers",
+		mayAlso: because("it publishes to many", "node.stats.parallel"),
 		unary: before(func(r *csi.NodePublishVolumeRequest) {
 			if m := r.GetVolumeCapability().GetAccessMode(); m != nil && m.Mode != unknownMode {
 				m.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
@@ -156,6 +157,7 @@ var nodeDefects = []defect{
 	},
 	{
 		breaks: "node.unpublish.removes-target", does: "the target stays",
+		mayAlso: because("it publishes at a target again", "node.stats.parallel"),
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			resp, err := handler(ctx, req)
 			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && err == nil && os.Mkdir(r.GetTargetPath(), 0o700) == nil {
@@ -247,6 +249,8 @@ func afterPublish(do func(*csi.NodePublishVolumeRequest)) grpc.UnaryServerInterc
 var kernelDefects = []defect{
 	{
 		breaks: "node.publish.mounts", does: "a plain directory", kernel: true,
+		mayAlso: because("a directory of the node can be written", "controller.publish.readonly-enforced"),
+		leaves:  "what could be written into the target stays there",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 			if r, ok := req.(*csi.NodeUnpublishVolumeRequest); ok && r.GetVolumeId() != "" { // the reference wants something to unmount
 				os.Remove(filepath.Join(r.GetTargetPath(), "csicheck-data"))
@@ -268,7 +272,7 @@ var kernelDefects = []defect{
 	},
 	{
 		breaks: "node.publish.repeat-mounts-once", does: "every call mounts", kernel: true,
-		mayAlso: because("the call that was killed has mounted", "restart.publish-interrupted"),
+		mayAlso: because("the call that was killed has mounted; the mount on top is not read-only", "restart.publish-interrupted", "controller.publish.readonly-enforced"),
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
 			times := map[string]int{}
@@ -303,8 +307,10 @@ var kernelDefects = []defect{
 				}
 			})
 		}(),
-		also:    map[string]string{"node.publish.keeps-data": "its second target is another one"},
-		mayAlso: because("their second target is another one", "node.publish.mount-group-changes", "node.publish.mount-groups-together"), // with other users
+		also: map[string]string{"node.publish.keeps-data": "its second target is another one"},
+		mayAlso: because("their second target is another one", "controller.publish.readonly-enforced",
+			"node.publish.mount-group-changes", "node.publish.mount-groups-together"), // with other users
+		leaves: "what could be written into the target stays there",
 	},
 	{
 		breaks: "node.publish.readonly-enforced", does: "readonly is only recorded", kernel: true,

@@ -411,8 +411,9 @@ var moreGroupDefects = []defect{
 	},
 	{
 		breaks: "group.create.restores", does: "no volume from a member",
-		unary: restoreRefused(func(map[string]bool, string) bool { return true }),
-		also:  map[string]string{"group.survives-volumes": "it restores as well"},
+		unary:   restoreRefused(func(map[string]bool, string) bool { return true }),
+		also:    map[string]string{"group.survives-volumes": "it restores as well"},
+		mayAlso: because("it restores as well", "group.delete.in-use"),
 	},
 	{
 		breaks: "group.survives-volumes", does: "no volume from a member whose volume is deleted",

@@ -708,6 +708,7 @@ var snapshotDefects = []defect{
 	},
 	{
 		breaks: "controller.snapshot.list", does: "source_volume_id is ignored",
+		mayAlso: because("it lists the snapshots of one volume", "leaks.refused-calls"),
 		unary: before(func(r *csi.ListSnapshotsRequest) {
 			if r.SnapshotId == "" {
 				r.SourceVolumeId = ""
