@@ -5,7 +5,7 @@ GOLANGCI_LINT_VERSION := v2.15.0
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
 # Every module of the tree.
 MODULES := . $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod | sort))
-# Those whose tests run like the root's; test/kubelet, test/deploy and hack/genspec have targets.
+# Those whose tests run like the root's; test/kubelet, test/deploy, test/cluster and hack/genspec have targets.
 TESTED := . $(shell sed -n 's,^\t\.\./,,p' hack/test.work)
 export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
 
@@ -40,6 +40,12 @@ test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machine
 	@$(GO) build -o bin/vm ./test/vm
 	@bin/vm $(VM)
 
+.PHONY: test-cluster
+test-cluster: ## blockdriver on a Kubernetes of its own: the first run compiles that, 15 min (root, Debian; CLUSTER=-h explains)
+	@hack/tools.sh cluster
+	@cd test/cluster && $(GO) test -count=1 .
+	@cd test/cluster && $(GO) build -o "$(CURDIR)/bin/cluster" . && "$(CURDIR)/bin/cluster" $(CLUSTER)
+
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
 	hack/unprivileged.sh ./csitest/gate ./csiserver ./csierr ./breaker ./loopdev ./registration ./nodeops ./internal/mountapi ./examples/blockdriver/driver ./examples/blockdriver/memory ./examples/blockdriver/filepool ./examples/minimal ./examples/nfsdriver/driver ./examples/nfsdriver/exportdir ./examples/nfsdriver/memory ./test/fastmount
@@ -55,6 +61,17 @@ torture: ## the long form of the tests that kill, and that fail calls, and all i
 		CSIKIT_TORTURE=1 CSIKIT_TEST_REQUIRE=userns,root,tools $(GO) -C $$m test -count=1 -timeout 60m -v -run 'TestCrash|TestDefects|TestRulesTorture' . || exit 1; \
 	done
 	@$(MAKE) --no-print-directory test-vm VM=-long
+	@$(MAKE) --no-print-directory test-cluster CLUSTER=-long
+
+.PHONY: mutate-driver
+mutate-driver: ## which changes of examples/blockdriver csicheck does not notice (root): hours, or a sample with MUTATE='-n 60'
+	@hack/tools.sh test
+	@$(GO) build -o bin/ ./cmd/csicheck
+	@$(GO) -C hack/mutate build -o "$(CURDIR)/bin/mutate" .
+	CSICHECK="$(CURDIR)/bin/csicheck" bin/mutate -C examples/blockdriver -work .cache/mutate-driver -explained hack/mutate/blockdriver.tsv \
+		-build '$(GO) build -ldflags=-s -gcflags="./...=-N -l" -overlay "$$OVERLAY" -o "$$OUT/driver" .' -run "$(CURDIR)/hack/mutate/blockdriver.sh" \
+		-without driver/telemetry.go -skip '^driver/(config|run)\.go|^filepool/(commands|config|fsck|handover|xfs)\.go|:loopsOf$$' \
+		$(MUTATE) $(or $(MUTATE_PACKAGES),./driver ./storage)
 
 .PHONY: bench
 bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils

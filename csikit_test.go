@@ -24,11 +24,11 @@ var templates = []struct {
 }{{
 	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool", test: "What to change for your own storage",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
-	optional: []string{"capacity", "group", "health", "list", "modify", "snapshotmetadata", "snapshots", "telemetry"},
+	optional: []string{"capacity", "group", "health", "lifecycle", "list", "modify", "register", "snapshotmetadata", "snapshots", "telemetry"},
 }, {
 	name: "nfsdriver", driver: "nfs.csikit.dev", embedded: "exportdir",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
-	optional: []string{"list", "snapshots", "telemetry"},
+	optional: []string{"lifecycle", "list", "register", "snapshots", "telemetry"},
 }}
 
 // mostLines is how much a vendor who copies an example has to understand.
@@ -234,6 +234,24 @@ func TestExamplesStandAlone(t *testing.T) {
 			goTool(t, out, "vet", "./...")
 			runTests(t, out)
 		})
+	}
+}
+
+// Files that the templates share word for word: each template stands alone, and a fix of
+// one has to reach the other.
+func TestExamplesShare(t *testing.T) {
+	for _, name := range []string{"driver/telemetry.go"} {
+		one, err := os.ReadFile(filepath.Join("examples", "blockdriver", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		other, err := os.ReadFile(filepath.Join("examples", "nfsdriver", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(one, other) {
+			t.Errorf("%s of blockdriver and of nfsdriver differ", name)
+		}
 	}
 }
 

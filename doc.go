@@ -9,6 +9,7 @@
 //	nodeops     stage, publish, unpublish, unstage and expand a volume on a Linux node, and its statistics
 //	nodeops/fastmount  the mount.Interface of k8s.io/mount-utils by system calls, for drivers that use it today
 //	registration  registers a driver with kubelet without node-driver-registrar, and keeps it registered
+//	nodelifecycle  removes a start-up taint once the driver is registered, and waits for the detach of a drained node's volumes
 //	loopdev     loop devices, identified by the inode of their backing file
 //	csierr      kinds of failure and the gRPC code that each becomes
 //	blocking    calls that may block in the kernel: bounded in number, single-flight, listed until they return

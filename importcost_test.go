@@ -37,6 +37,7 @@ var importers = []importer{
 	{"csispec", []string{"csispec"}, `_ = csispec.Validate(nil); _ = csispec.Redact(nil).String()`},
 	{"csiserver", []string{"csiserver"}, csiserverUse},
 	{"registration", []string{"registration"}, `r, _ := registration.New(registration.Config{}); _ = r.Serve(ctx)`},
+	{"nodelifecycle", []string{"nodelifecycle"}, `n, _ := nodelifecycle.New(nodelifecycle.Config{}); _ = n.RemoveTaint(ctx, ""); _ = n.WaitForDetach(ctx)`},
 	{"nodeops", []string{"nodeops"}, nodeopsUse},
 	{"csiserver, volumelock, nodeops, topology", []string{"csiserver", "volumelock", "nodeops", "topology"},
 		csiserverUse + "\n" + nodeopsUse + `

@@ -3,5 +3,5 @@ package blocking
 func HoldsMap(g *Group) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.calls != nil || g.parked != 0
+	return g.calls != nil || g.own.parked != 0
 }

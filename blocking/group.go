@@ -23,14 +23,30 @@ type Group struct {
 	// be changed after the first Do.
 	Limit int
 
-	mu     sync.Mutex
-	calls  map[string]*call
-	parked int // calls without waiters
+	mu    sync.Mutex
+	calls map[string]*call
+	own   Lane // of the calls of Group.Do
 }
+
+// Lane is a part of a Group whose parked calls are counted apart: those of one lane do not
+// cause calls of another one to be refused. All lanes share the keys and the list of calls.
+type Lane struct {
+	group  *Group
+	limit  int
+	parked int // calls without waiters, guarded by Group.mu
+}
+
+// NoLimit is the limit of a lane whose calls are never refused.
+const NoLimit = -1
+
+// Lane returns a new lane with that limit of parked calls: 0 means DefaultLimit, and a negative
+// one, such as [NoLimit], none.
+func (g *Group) Lane(limit int) *Lane { return &Lane{group: g, limit: limit} }
 
 // call is one run of fn. The fields are guarded by Group.mu; value and err may
 // also be read once done is closed.
 type call struct {
+	lane    *Lane // that started it
 	since   time.Time
 	waiters int
 	over    bool
@@ -65,10 +81,20 @@ type Call struct {
 // around Do would not see it, since fn runs on another goroutine. Like any result, a panic is
 // dropped if no caller waits.
 func (g *Group) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
+	return g.do(ctx, &g.own, key, fn)
+}
+
+// Do is [Group.Do] in this lane. A call that joins another one does not count: the lane that
+// started it does.
+func (l *Lane) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
+	return l.group.do(ctx, l, key, fn)
+}
+
+func (g *Group) do(ctx context.Context, lane *Lane, key string, fn func() (any, error)) (v any, joined bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, false, err
 	}
-	c, joined, err := g.enter(key, fn)
+	c, joined, err := g.enter(lane, key, fn)
 	if err != nil {
 		return nil, false, err
 	}
@@ -97,24 +123,27 @@ func (g *Group) Snapshot() []Call {
 }
 
 // enter joins the call with that key or starts it, and adds the caller.
-func (g *Group) enter(key string, fn func() (any, error)) (c *call, joined bool, err error) {
+func (g *Group) enter(lane *Lane, key string, fn func() (any, error)) (c *call, joined bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c, joined = g.calls[key]; joined {
 		if c.waiters == 0 {
-			g.parked--
+			c.lane.parked--
 		}
 		c.waiters++
 		return c, true, nil
 	}
-	limit := g.Limit
-	if limit <= 0 {
+	limit := lane.limit
+	if lane == &g.own {
+		limit = max(g.Limit, 0)
+	}
+	if limit == 0 {
 		limit = DefaultLimit
 	}
-	if g.parked >= limit {
+	if limit > 0 && lane.parked >= limit {
 		return nil, false, &LimitError{Key: key, Limit: limit}
 	}
-	c = &call{since: time.Now(), waiters: 1, done: make(chan struct{})}
+	c = &call{lane: lane, since: time.Now(), waiters: 1, done: make(chan struct{})}
 	if g.calls == nil {
 		g.calls = make(map[string]*call)
 	}
@@ -133,7 +162,7 @@ func (g *Group) leave(c *call) bool {
 	}
 	c.waiters--
 	if c.waiters == 0 {
-		g.parked++
+		c.lane.parked++
 	}
 	return true
 }
@@ -165,7 +194,7 @@ func (g *Group) finish(key string, c *call, value any, err error) {
 	defer g.mu.Unlock()
 	c.value, c.err, c.over = value, err, true
 	if c.waiters == 0 {
-		g.parked--
+		c.lane.parked--
 	}
 	delete(g.calls, key)
 	if len(g.calls) == 0 {

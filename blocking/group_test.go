@@ -196,6 +196,47 @@ func TestDoOneWaiterLeaves(t *testing.T) {
 	})
 }
 
+func TestLanesHaveTheirOwnLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := blocking.Group{Limit: 1}
+		one, free := g.Lane(1), g.Lane(blocking.NoLimit)
+		quick := func() (any, error) { return "done", nil }
+		refused := func(err error) bool {
+			var full *blocking.LimitError
+			return errors.As(err, &full)
+		}
+		release := make(chan struct{})
+		defer close(release)
+		parkIn := func(l *blocking.Lane, key string) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, _, err := l.Do(ctx, key, hang(release, nil)); err == nil || refused(err) {
+				t.Fatalf("%s: %v", key, err)
+			}
+		}
+		parkIn(one, "a")
+		for i := range 3 {
+			parkIn(free, fmt.Sprint("free ", i))
+		}
+		if _, _, err := one.Do(t.Context(), "b", quick); !refused(err) {
+			t.Errorf("the full lane: %v", err)
+		}
+		if _, _, err := g.Do(t.Context(), "b", quick); err != nil {
+			t.Errorf("the group: %v", err)
+		}
+		if _, _, err := free.Do(t.Context(), "b", quick); err != nil {
+			t.Errorf("the lane without a limit: %v", err)
+		}
+		park(t, &g, "c", hang(release, nil))
+		if _, _, err := g.Do(t.Context(), "b", quick); !refused(err) {
+			t.Errorf("the full group: %v", err)
+		}
+		if s := g.Snapshot(); len(s) != 5 {
+			t.Errorf("Snapshot = %+v, want all five", s)
+		}
+	})
+}
+
 func TestDoContextAlreadyOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g blocking.Group

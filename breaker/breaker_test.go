@@ -94,7 +94,7 @@ func TestBreaker(t *testing.T) {
 			trial <- err
 		}()
 		synctest.Wait()
-		if _, _, err := g.Do(t.Context(), nas, "create b", fine); !isRefused(err) {
+		if _, _, err := g.Do(t.Context(), nas, "create b", fine); !isRefused(err) || !strings.Contains(err.Error(), "the next attempt is in flight") {
 			t.Errorf("two concurrent trials: %v", err)
 		}
 		<-trial

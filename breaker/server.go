@@ -52,8 +52,11 @@ func (s *server) refusal(now time.Time) error {
 	}
 	// Only the text of the last failure: the call that failed may still be in flight, and this
 	// one must not appear to be.
-	return &Error{Server: s.name, Err: fmt.Errorf("since %s, next attempt at %s: %s",
-		s.since.UTC().Format(time.RFC3339), s.retryAt.UTC().Format(time.RFC3339), s.last)}
+	next := "next attempt at " + s.retryAt.UTC().Format(time.RFC3339)
+	if s.trial != nil {
+		next = "the next attempt is in flight"
+	}
+	return &Error{Server: s.name, Err: fmt.Errorf("since %s, %s: %s", s.since.UTC().Format(time.RFC3339), next, s.last)}
 }
 
 // report closes or opens the breaker, and ends the trial if c is it. c is nil for the progress

@@ -32,7 +32,7 @@ type Call struct {
 	Response proto.Message   // nil after an error and for streams
 	Messages []proto.Message // of a stream
 	Status   *status.Status
-	Invalid  []csispec.Violation // of the response or the messages
+	Invalid  []csispec.Violation // of the response or the messages; none if the request was illegal itself
 }
 
 // Code is the status code of the response.
@@ -123,7 +123,9 @@ func (n *conn) Invoke(ctx context.Context, method string, req, resp any, opts ..
 	err := n.to.Invoke(ctx, method, req, resp, opts...)
 	if m, ok := resp.(proto.Message); ok && err == nil {
 		call.Response = proto.Clone(m)
-		call.Invalid = n.c.run.validate(m)
+		if call.Invalid = n.c.run.validate(m); len(call.Invalid) > 0 && !n.c.run.legal(call.Request) {
+			call.Invalid = nil
+		}
 	}
 	n.end(call, err)
 	return err
@@ -160,6 +162,9 @@ func (s *stream) SendMsg(m any) error {
 
 func (s *stream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
+	if err != nil && !s.n.c.run.legal(s.call.Request) {
+		s.call.Invalid = nil
+	}
 	switch {
 	case errors.Is(err, io.EOF):
 		s.n.end(s.call, nil)

@@ -51,6 +51,7 @@ type run struct {
 
 	mu       sync.Mutex // for what follows, and report.NotCleaned
 	ruleRuns int
+	devices  map[device]bool // that volumes were on
 }
 
 // Check runs the rules against the driver and returns what it found, which is a
@@ -91,7 +92,7 @@ func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule)
 		r.report.Results = append(r.report.Results, result)
 		r.progress(i+1, len(selected), rule, &result)
 	}
-	r.report.NotCleaned = append(r.report.NotCleaned, r.removeDir()...)
+	r.report.NotCleaned = slices.Concat(r.report.NotCleaned, r.removeDir(), r.attachedDevices())
 	r.report.Interrupted = ctx.Err() != nil
 	r.report.Calls = r.record.all()
 	r.report.Took = time.Since(r.report.Begin)
@@ -181,6 +182,10 @@ func (r *run) result(ctx context.Context, rule Rule) Result {
 	}
 	if r.down != nil {
 		x.Outcome, x.Reason = NotRun, "the driver could not be started again"
+		return x
+	}
+	if r.cfg.FailFast && !r.report.OK() {
+		x.Outcome, x.Reason = NotRun, "a rule failed before"
 		return x
 	}
 	for _, n := range rule.Needs {

@@ -259,6 +259,10 @@ func (r *run) validate(m proto.Message) []csispec.Violation {
 	return violations(csispec.Validate(m, r.validation...))
 }
 
+// legal reports whether the specification allows a CO to send the request to this driver. What
+// a driver that takes an illegal one answers is for the rule that sent it.
+func (r *run) legal(req proto.Message) bool { return len(r.validate(req)) == 0 }
+
 // close ends the processes that were started here, and reports how they exited.
 func (r *run) close() (stopped []string) {
 	for _, cc := range []*grpc.ClientConn{r.node, r.controller} {

@@ -120,9 +120,9 @@ var capacityDefects = []defect{
 	},
 }
 
-// refusing answers CreateVolume with an error if the request is such a one.
-func refusing(code codes.Code, is func(*csi.CreateVolumeRequest) bool) grpc.UnaryServerInterceptor {
-	return instead(func(r *csi.CreateVolumeRequest) (proto.Message, error) {
+// refusing answers requests of one type with an error if they are such.
+func refusing[T any, M message[T]](code codes.Code, is func(M) bool) grpc.UnaryServerInterceptor {
+	return instead(func(r M) (proto.Message, error) {
 		if is(r) {
 			return nil, status.Error(code, "refused")
 		}

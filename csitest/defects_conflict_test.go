@@ -243,6 +243,23 @@ var conflictDefects = []defect{
 		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeContext = nil }),
 	},
 	{
+		breaks: "controller.validate.other-context", does: "a volume without a context has any",
+		alone: true, // other RPCs return the context
+		unary: chain(volumeChanged(func(v *csi.Volume) { v.VolumeContext = nil }), func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			r, ok := req.(*csi.ValidateVolumeCapabilitiesRequest)
+			if !ok {
+				return handler(ctx, req)
+			}
+			sent := r.GetVolumeContext()
+			r.VolumeContext = nil
+			resp, err := handler(ctx, req)
+			if answer, ok := resp.(*csi.ValidateVolumeCapabilitiesResponse); ok && answer.GetConfirmed() != nil {
+				answer.Confirmed.VolumeContext = sent
+			}
+			return resp, err
+		}),
+	},
+	{
 		breaks: "controller.validate.bad-parameters", does: "parameters are ignored",
 		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = nil }),
 	},

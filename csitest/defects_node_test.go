@@ -186,6 +186,14 @@ var nodeDefects = []defect{
 		unary: recode[csi.NodeExpandVolumeRequest](codes.NotFound, codes.Internal),
 	},
 	{
+		breaks: "node.expand.beyond-volume", does: "required_bytes is ignored",
+		unary: before(func(r *csi.NodeExpandVolumeRequest) {
+			if r.GetCapacityRange().GetRequiredBytes() > 64*mib {
+				r.CapacityRange.RequiredBytes = 64 * mib
+			}
+		}),
+	},
+	{
 		breaks: "node.publish.long-paths", does: "a target path of 128 bytes does not fit",
 		unary: instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
 			if len(r.GetTargetPath()) == 128 {
@@ -265,7 +273,7 @@ var kernelDefects = []defect{
 			return resp, err
 		},
 		also: because("what is written and read is in a directory of the node", "node.publish.readonly-enforced",
-			"node.publish.keeps-data", "node.publish.same-data", "node.publish.mount-group", "node.expand.grows",
+			"node.publish.keeps-data", "node.publish.same-data", "node.publish.mount-group",
 			"source.restore.data", "source.restore.separate", "source.restore.data-source-deleted", "source.restore.data-larger",
 			"source.clone.data", "source.clone.separate", "source.clone.data-source-deleted", "source.clone.data-larger",
 			"snapshot.point-in-time.order", "group.point-in-time.order", "clone.point-in-time.order"),

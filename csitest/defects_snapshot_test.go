@@ -263,6 +263,17 @@ var streamDefects = []defect{
 		}, nil),
 	},
 	{
+		breaks: "snapshot.metadata.within-volume", does: "no volume_capacity_bytes",
+		stream: streamed("GetMetadataAllocated", nil, func(_ int, _, m proto.Message) bool {
+			m.(*csi.GetMetadataAllocatedResponse).VolumeCapacityBytes = 0
+			return true
+		}, nil),
+		also: map[string]string{
+			"snapshot.metadata.delta-within-allocated": "that of the delta is another",
+			"response.metadata-start":                  "every starting_offset is behind it",
+		},
+	},
+	{
 		breaks: "snapshot.metadata.within-volume", does: "the last block is too long",
 		stream: streamed("GetMetadataAllocated", nil, func(_ int, _, m proto.Message) bool {
 			r := m.(*csi.GetMetadataAllocatedResponse)

@@ -191,8 +191,23 @@ var createDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.name-too-long", does: "a long name is truncated",
-		unary: before(func(r *csi.CreateVolumeRequest) { r.Name = r.Name[:min(len(r.Name), 128)] }),
+		// The response is too large because the request was.
+		breaks: "controller.create.name-too-long", does: "a long name is truncated, and kept in volume_context",
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			r, ok := req.(*csi.CreateVolumeRequest)
+			if !ok || len(r.GetName()) <= 128 {
+				return handler(ctx, req)
+			}
+			name := r.GetName()
+			r.Name = name[:128]
+			resp, err := handler(ctx, r)
+			if err == nil {
+				m := proto.CloneOf(resp.(*csi.CreateVolumeResponse))
+				m.Volume.VolumeContext = map[string]string{"name": strings.Repeat(name, 40)}
+				resp = m
+			}
+			return resp, err
+		},
 	},
 	{
 		breaks: "controller.create.name-any-unicode", does: "names differ by case in vain",
@@ -211,6 +226,35 @@ var createDefects = []defect{
 					c.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 				}
 			}
+		}),
+	},
+	{
+		breaks: "controller.create.several-capabilities", does: "one capability only",
+		unary: instead(func(r *csi.CreateVolumeRequest) (proto.Message, error) {
+			if len(r.GetVolumeCapabilities()) > 1 {
+				return nil, status.Error(codes.InvalidArgument, "one capability, please")
+			}
+			return nil, nil
+		}),
+	},
+	{
+		breaks: "controller.create.several-capabilities", does: "NOT_FOUND for raw block and a file system in one",
+		unary: fails(func(r *csi.CreateVolumeRequest, err error) error {
+			if len(r.GetVolumeCapabilities()) > 1 {
+				return status.Error(codes.NotFound, "no volume is both")
+			}
+			return err
+		}),
+	},
+	{
+		breaks: "controller.create.unsupported-fs-type", does: "NOT_FOUND for a file system that it does not know",
+		unary: instead(func(r *csi.CreateVolumeRequest) (proto.Message, error) {
+			for _, c := range r.GetVolumeCapabilities() {
+				if c.GetMount().GetFsType() == "csicheck-none" {
+					return nil, errMissing
+				}
+			}
+			return nil, nil
 		}),
 	},
 	{
@@ -585,6 +629,15 @@ var expandDefects = []defect{
 			"controller.expand.after-later": "it repeats the call", "controller.expand.after-cancel": "it repeats the call",
 			"controller.expand.after-deadline": "it repeats the call", "controller.expand.parallel": "it repeats the call",
 		},
+	},
+	{
+		breaks: "controller.expand.capability-optional", does: "volume_capability is required",
+		unary: instead(func(r *csi.ControllerExpandVolumeRequest) (proto.Message, error) {
+			if r.GetVolumeCapability() == nil {
+				return nil, status.Error(codes.InvalidArgument, "volume_capability is required")
+			}
+			return nil, nil
+		}),
 	},
 	{
 		breaks: "controller.expand.never-shrinks", does: "a volume shrinks",

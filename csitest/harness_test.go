@@ -44,9 +44,11 @@ type defect struct {
 	copied     func(from, to string)  // does it to every copy of data, by directories
 	log        func(method string, req proto.Message) string
 	rules      []string // that are needed beside a sample
-	plain      bool     // raw block volumes are files, which the rule checks; no other rule can
-	only       bool     // and no sample: the defect makes calls wait
-	alone      bool     // no other rule is run: most would find it
+	// directories of one file system are what is mounted.
+	directories bool
+	plain       bool // raw block volumes are files, which the rule checks; no other rule can
+	only        bool // and no sample: the defect makes calls wait
+	alone       bool // no other rule is run: most would find it
 }
 
 // reference serves the reference driver, with the defect, as a target.
@@ -79,7 +81,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	start := func(socket string, unary grpc.UnaryServerInterceptor) (stop func()) {
 		ref := &refdriver.Driver{State: state, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
 		if d.kernel {
-			ref.Dir = filepath.Join(dir, "volumes")
+			ref.Dir, ref.Directories = filepath.Join(dir, "volumes"), d.directories
 			os.MkdirAll(ref.Dir, 0o750)
 			if d.copied != nil {
 				ref.Copied = func(from, to string) { d.copied(filepath.Join(ref.Dir, from), filepath.Join(ref.Dir, to)) }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/csitest/gate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,10 +21,13 @@ import (
 
 // A driver that does as the specification allows, and otherwise than the reference.
 type legal struct {
-	name  string
-	unary grpc.UnaryServerInterceptor
-	lacks bool // it differs only by what it lacks
-	plain bool // the reference does not mount such volumes
+	name   string
+	unary  grpc.UnaryServerInterceptor
+	stream grpc.StreamServerInterceptor
+	lacks  bool // it differs only by what it lacks
+	plain  bool // the reference does not mount such volumes
+	// directories of one file system are what is mounted: there is nothing else to see.
+	directories bool
 	// config changes the run's, as a user would who knows the driver.
 	config func(*Config)
 }
@@ -32,7 +36,7 @@ type legal struct {
 func TestLegal(t *testing.T) {
 	for _, kernel := range []bool{false, true} {
 		for _, l := range legalDrivers() {
-			if kernel && (l.plain || l.lacks && !torture) {
+			if kernel && (l.plain || l.lacks && !torture) || !kernel && l.directories {
 				continue
 			}
 			name := l.name
@@ -44,7 +48,7 @@ func TestLegal(t *testing.T) {
 					gate.UserNS(t)
 				}
 				t.Parallel()
-				target, cfg := reference(t, defect{unary: l.unary, kernel: kernel})
+				target, cfg := reference(t, defect{unary: l.unary, stream: l.stream, kernel: kernel, directories: l.directories})
 				if l.config != nil {
 					l.config(&cfg)
 				}
@@ -125,7 +129,23 @@ func legalDrivers() []legal {
 		})},
 		{name: "expands only while not published", unary: offlineExpansion()},
 		{name: "copies only what is not published", unary: offlineCopies()},
+		blockMetadata(),
+		{name: "node IDs have a form", unary: chain(
+			refusing(codes.InvalidArgument, func(r *csi.ControllerPublishVolumeRequest) bool { return strings.HasPrefix(r.GetNodeId(), "csicheck-") }),
+			refusing(codes.InvalidArgument, func(r *csi.ControllerUnpublishVolumeRequest) bool {
+				return strings.HasPrefix(r.GetNodeId(), "csicheck-")
+			}),
+		)},
 		{name: "lists lag", unary: lagging(50 * time.Millisecond)},
+		{name: "written for CSI v1.12", unary: chain(
+			after(func(r *csi.ControllerGetCapabilitiesResponse) {
+				r.Capabilities = append(r.Capabilities, csispec.ControllerCapabilities(conditionOfController)...)
+			}),
+			after(func(r *csi.NodeGetCapabilitiesResponse) {
+				r.Capabilities = append(r.Capabilities, csispec.NodeCapabilities(conditionOfNode)...)
+			}),
+		)},
+		{name: "volumes are directories of a larger file system", directories: true},
 	}, withoutEach())
 }
 
@@ -311,6 +331,58 @@ func lagging(lag time.Duration) grpc.UnaryServerInterceptor {
 	}
 }
 
+// blockMetadata knows the blocks of raw block volumes, and of no others.
+func blockMetadata() legal {
+	var mu sync.Mutex
+	mounted := map[string]bool{} // IDs of file system volumes and of their snapshots
+	note := func(id string, is bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		mounted[id] = mounted[id] || is
+	}
+	is := func(id string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return mounted[id]
+	}
+	return legal{
+		name: "block metadata only of raw block volumes", plain: true,
+		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			resp, err := handler(ctx, req)
+			switch r := resp.(type) {
+			case *csi.CreateVolumeResponse:
+				note(r.GetVolume().GetVolumeId(), req.(*csi.CreateVolumeRequest).GetVolumeCapabilities()[0].GetMount() != nil)
+			case *csi.CreateSnapshotResponse:
+				note(r.GetSnapshot().GetSnapshotId(), is(r.GetSnapshot().GetSourceVolumeId()))
+			}
+			return resp, err
+		},
+		stream: func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+			return handler(srv, &refusingStream{s, func(m any) error {
+				a, isAllocated := m.(*csi.GetMetadataAllocatedRequest)
+				d, isDelta := m.(*csi.GetMetadataDeltaRequest)
+				if isAllocated && is(a.GetSnapshotId()) || isDelta && (is(d.GetBaseSnapshotId()) || is(d.GetTargetSnapshotId())) {
+					return status.Error(codes.InvalidArgument, "not of a raw block volume")
+				}
+				return nil
+			}})
+		},
+	}
+}
+
+// A refusingStream refuses requests.
+type refusingStream struct {
+	grpc.ServerStream
+	check func(any) error
+}
+
+func (s *refusingStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return s.check(m)
+}
+
 // withoutEach are drivers that lack a capability, and those that need it.
 func withoutEach() (all []legal) {
 	for _, names := range [][]string{
@@ -387,7 +459,7 @@ func withoutCapabilities(names ...string) grpc.UnaryServerInterceptor {
 				}
 				if !slices.ContainsFunc(r.by, func(n Need) bool {
 					_, name, ok := strings.Cut(n.Text, ".")
-					return !ok || !gone(name)
+					return !ok || !gone(name) && n.Text != nodeCap(conditionOfNode).Text // which the reference does not have
 				}) {
 					return nil, status.Error(codes.Unimplemented, "not there")
 				}

@@ -2,11 +2,8 @@ package csitest
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
-	"time"
 )
 
 // A mount is a line of /proc/self/mountinfo.
@@ -55,52 +52,6 @@ func (m mount) has(option string) bool {
 
 // unescape undoes what mountinfo does to white space and backslashes.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace
-
-// A device is one that a volume was on: the number, and the kernel's count of what
-// was attached there. Another disk at the same number has another count.
-type device struct{ number, seq string }
-
-// deviceAt is the block device below the path: that of the file system, or the one
-// that the path is. It is empty if there is none, as for a share.
-func deviceAt(path string) device {
-	number := deviceNumber(path)
-	seq, err := os.ReadFile(filepath.Join("/sys/dev/block", number, "diskseq"))
-	if number == "" || err != nil {
-		return device{}
-	}
-	return device{number: number, seq: strings.TrimSpace(string(seq))}
-}
-
-// attached reports whether the device is still there.
-func (d device) attached() bool {
-	if d.number == "" {
-		return false
-	}
-	dir := filepath.Join("/sys/dev/block", d.number)
-	seq, err := os.ReadFile(filepath.Join(dir, "diskseq"))
-	size, _ := os.ReadFile(filepath.Join(dir, "size"))
-	return err == nil && strings.TrimSpace(string(seq)) == d.seq && strings.TrimSpace(string(size)) != "0"
-}
-
-// goneSoon waits up to 5 s for the device to go, because udev may hold it open.
-func (d device) goneSoon() bool {
-	for range 50 {
-		if !d.attached() {
-			return true
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return false
-}
-
-func (d device) String() string {
-	name, err := os.Readlink(filepath.Join("/sys/dev/block", d.number))
-	if err != nil {
-		return d.number
-	}
-	backing, _ := os.ReadFile(filepath.Join("/sys/dev/block", d.number, "loop/backing_file"))
-	return strings.TrimSpace(fmt.Sprintf("%s %s", filepath.Base(name), backing))
-}
 
 // write makes a file durable, or fails the rule.
 func (c *ruleRun) write(path string, data []byte) {

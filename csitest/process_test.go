@@ -154,3 +154,16 @@ func TestRun(t *testing.T) {
 	cfg.Rules = []string{"identity."}
 	Run(t, target, cfg)
 }
+
+// A list that begins again and again is noticed at once.
+func TestListWithoutEnd(t *testing.T) {
+	target, cfg := reference(t, defect{unary: before(func(r *csi.ListVolumesRequest) { r.StartingToken = "" })})
+	cfg.Rules = []string{"controller.list.pages"}
+	report, err := Check(t.Context(), target, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.ResultsWith(Failed)) != 1 || len(report.Calls) > 50 {
+		t.Errorf("%s after %d calls", report.Results[0].Outcome, len(report.Calls))
+	}
+}

@@ -40,7 +40,7 @@ type Report struct {
 	Capabilities csispec.Capabilities
 	Results      []Result // in the order of Rules
 	Calls        []*Call  // all, in the order of their ends
-	// NotCleaned is what is left in the storage or below Config.Dir, one line each.
+	// NotCleaned is what is left in the storage, below Config.Dir, and attached to the node, one line each.
 	NotCleaned []string
 	// ExitStates are the exit states of the driver processes that Check started.
 	ExitStates  []string

@@ -45,7 +45,7 @@ var rpcs = []rpc{
 	promise("Node", "NodeUnstageVolume", stageVolume),
 	promise("Node", "NodePublishVolume", nodeService),
 	promise("Node", "NodeUnpublishVolume", nodeService),
-	promise("Node", "NodeGetVolumeStats", volumeStats),
+	promise("Node", "NodeGetVolumeStats", volumeStats, nodeCap(conditionOfNode)), // of v1.12
 	promise("Node", "NodeExpandVolume", nodeExpandVolume),
 	promise("Node", "NodeGetVolumeHealth", nodeVolumeHealth),
 	promise("Node", "NodeGetStorageHealth", nodeStorageHealth),

@@ -35,7 +35,8 @@ type ruleRun struct {
 	lost   atomic.Bool // a call could not connect, or got no answer
 	// planted goes into every request that has a field for secrets, under plantedKey.
 	planted string
-	// streamed is the volume_capacity_bytes of the last stream that was read.
+	// streamed is the volume_capacity_bytes of the last stream that was read: 0 without a
+	// message, -1 if it was not set.
 	streamed atomic.Int64
 
 	mu       sync.Mutex

@@ -31,13 +31,13 @@ var attachRules = []Rule{
 	},
 	{
 		ID: "controller.publish.node-missing", Level: Must, Spec: "ControllerPublishVolume",
-		Title: "a node that does not exist is NOT_FOUND",
+		Title: "a node that does not exist is NOT_FOUND, or INVALID_ARGUMENT if no node can have that ID",
 		Why:   "A volume that is published to a node that does not exist stays published: no node unpublishes it.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().attachRequest()
 			req.NodeId = c.name()
-			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.NotFound)
+			send(c, c.Controller.ControllerPublishVolume, req).wants(codes.NotFound, codes.InvalidArgument)
 		},
 	},
 	{

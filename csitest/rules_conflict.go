@@ -186,14 +186,14 @@ var conflictRules = []Rule{
 	},
 	{
 		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
-		Title: "a volume is unpublished with OK from a node that does not exist",
+		Title: "a volume is unpublished with OK from a node that does not exist, or with INVALID_ARGUMENT if no node can have that ID",
 		Why: "Nodes are lost with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
 			"driver that cannot determine that the volume is safe.",
 		Needs: needs(createVolume, attachVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().detachRequest()
 			req.NodeId = c.name()
-			send(c, c.Controller.ControllerUnpublishVolume, req).ok()
+			send(c, c.Controller.ControllerUnpublishVolume, req).wants(codes.OK, codes.InvalidArgument)
 		},
 	},
 	{
@@ -322,16 +322,20 @@ var conflictRules = []Rule{
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			req := c.volume().validateRequest()
-			if len(req.GetVolumeContext()) == 0 {
-				c.excuse("CreateVolume returns no volume_context")
-			}
+			own := len(req.GetVolumeContext()) > 0
 			for k := range req.GetVolumeContext() {
 				req.VolumeContext = map[string]string{k: "csicheck-other"}
 			}
+			if !own {
+				req.VolumeContext = map[string]string{noKey: "x"}
+			}
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			a.wants(codes.OK, codes.InvalidArgument)
-			if a.Resp.GetConfirmed() != nil {
+			switch confirmed := a.Resp.GetConfirmed(); {
+			case own && confirmed != nil:
 				a.wrong("OK without confirmed, or INVALID_ARGUMENT")
+			case len(confirmed.GetVolumeContext()) > 0:
+				a.wrong("OK without confirmed.volume_context, or INVALID_ARGUMENT: CreateVolume returns no volume_context")
 			}
 		},
 	},

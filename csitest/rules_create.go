@@ -162,6 +162,50 @@ var createRules = []Rule{
 		},
 	},
 	{
+		ID: "controller.create.several-capabilities", Level: Must, Spec: "CreateVolume",
+		Title: "a volume with several capabilities has all of them, or is refused with INVALID_ARGUMENT",
+		Why: "A claim with two access modes is created with a capability for each. " +
+			"A driver that confirms both for a volume that has one of them can create it.",
+		Needs: needs(createVolume),
+		check: func(c *ruleRun) {
+			v := c.volume()
+			reader := proto.CloneOf(v.capability())
+			reader.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+			others := []*csi.VolumeCapability{reader}
+			if c.has(mountAccess) && c.has(blockAccess) {
+				others = append(others, blockCapability(c.run))
+			}
+			for _, other := range others {
+				req, ask := c.createRequest(), v.validateRequest()
+				req.VolumeCapabilities = append(req.VolumeCapabilities, other)
+				ask.VolumeCapabilities = req.VolumeCapabilities
+				a := send(c, c.Controller.CreateVolume, req)
+				a.wants(codes.OK, codes.InvalidArgument, codes.OutOfRange)
+				switch {
+				case a.Err == nil:
+					ask = c.volumeOf(req, a.Resp.GetVolume()).validateRequest()
+					ask.VolumeCapabilities = req.VolumeCapabilities
+					if b := send(c, c.Controller.ValidateVolumeCapabilities, ask); b.ok().GetConfirmed() == nil {
+						b.wrong("confirmed: the volume was created with these capabilities")
+					}
+				case other == reader && send(c, c.Controller.ValidateVolumeCapabilities, ask).ok().GetConfirmed() != nil:
+					a.wrong("OK: ValidateVolumeCapabilities confirms both for a volume that was created with the first")
+				}
+			}
+		},
+	},
+	{
+		ID: "controller.create.unsupported-fs-type", Level: Must, Spec: "Error Scheme",
+		Title: "a file system that the driver does not support is INVALID_ARGUMENT",
+		Why:   "A field that is not supported has this code: the CO repeats or misunderstands others. A driver that formats later may accept the name here.",
+		Needs: needs(createVolume, mountAccess),
+		check: func(c *ruleRun) {
+			req := c.createRequest()
+			req.VolumeCapabilities[0].GetMount().FsType = "csicheck-none"
+			send(c, c.Controller.CreateVolume, req).wants(codes.OK, codes.InvalidArgument)
+		},
+	},
+	{
 		ID: "controller.create.snapshot-missing", Level: Must, Spec: "CreateVolume",
 		Title: "a volume from a snapshot that does not exist is NOT_FOUND",
 		Why:   "An empty volume in place of a restored one is data loss that goes unnoticed.",

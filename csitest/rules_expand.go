@@ -33,6 +33,21 @@ var expandRules = []Rule{
 		},
 	},
 	{
+		ID: "controller.expand.capability-optional", Level: Must, Spec: "ControllerExpandVolume",
+		Title: "a volume grows without volume_capability in the request",
+		Why:   "The field is OPTIONAL: a CO that does not know how the volume is used leaves it out.",
+		Needs: needs(createVolume, expandVolume),
+		check: func(c *ruleRun) {
+			v, want := c.volume(), 2*c.run.cfg.Size
+			req := v.expandRequest(want)
+			req.VolumeCapability = nil
+			a := send(c, c.Controller.ControllerExpandVolume, req)
+			if a.ok().GetCapacityBytes() < want {
+				a.wrong("capacity_bytes of %d at least", want)
+			}
+		},
+	},
+	{
 		ID: "controller.expand.never-shrinks", Level: Must, Spec: "ControllerExpandVolume",
 		Title: "a volume that is larger than required_bytes stays as it is, with OK",
 		Why:   "A file system that is larger than its device is lost.",

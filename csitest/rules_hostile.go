@@ -163,9 +163,7 @@ var hostileRules = []Rule{
 			c.cycle() // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for range leakCycles {
-				if d := c.cycle(); !d.goneSoon() {
-					c.fail("no device after DeleteVolume", "%s", d)
-				}
+				c.mustGo(c.cycle())
 			}
 			c.leftOnNode(mountsBefore, filesBefore, leakCycles)
 		},
@@ -180,9 +178,7 @@ var hostileRules = []Rule{
 			c.cycle(kill) // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for range killCycles {
-				if d := c.cycle(kill); !d.goneSoon() {
-					c.fail("no device after DeleteVolume", "%s", d)
-				}
+				c.mustGo(c.cycle(kill))
 			}
 			c.leftOnNode(mountsBefore, filesBefore, killCycles)
 		},
@@ -249,9 +245,7 @@ var hostileRules = []Rule{
 			c.cycle() // what is made once stays
 			mountsBefore, filesBefore := c.run.mounted(), len(c.run.files())
 			for i := range cancelCycles {
-				if d := c.cancelledCycle(time.Duration(i+1) * 5 * time.Millisecond); !d.goneSoon() {
-					c.fail("no device after DeleteVolume", "%s", d)
-				}
+				c.mustGo(c.cancelledCycle(time.Duration(i+1) * 5 * time.Millisecond))
 			}
 			c.leftOnNode(mountsBefore, filesBefore, cancelCycles/2) // a call may end before it is cancelled
 		},
@@ -368,10 +362,7 @@ func (c *ruleRun) cycle(between ...func()) (d device) {
 		then()
 		v.publish("a")
 		then()
-		d = deviceAt(v.targetPath("a"))
-		if d == deviceAt(c.run.dir) { // of a driver whose volumes are directories
-			d = device{}
-		}
+		d = c.deviceBelow(v.targetPath("a"))
 		v.unpublish("a")
 		then()
 		v.unstage()
@@ -392,10 +383,7 @@ func (c *ruleRun) cancelledCycle(after time.Duration) (d device) {
 	}
 	cancelled(c, after, c.Node.NodePublishVolume, v.publishRequest("a"))
 	v.publish("a")
-	d = deviceAt(v.targetPath("a"))
-	if d == deviceAt(c.run.dir) {
-		d = device{}
-	}
+	d = c.deviceBelow(v.targetPath("a"))
 	cancelled(c, after, c.Node.NodeUnpublishVolume, v.unpublishRequest("a"))
 	v.unpublish("a")
 	if c.has(stageVolume) {

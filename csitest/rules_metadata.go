@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,10 +20,7 @@ var metadataRules = []Rule{
 		Why:   "A backup reads the stream, and resumes it behind the last block that it got.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
-			v := c.volume(func(c *ruleRun, r *csi.CreateVolumeRequest) {
-				r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
-			})
-			id := v.snapshot().GetSnapshotId()
+			id := c.large().snapshot().GetSnapshotId()
 			blocks, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, MaxResults: 2})
 			if err != nil {
 				c.fail("a stream that ends with OK", "%v", err)
@@ -64,13 +62,18 @@ var metadataRules = []Rule{
 	},
 	{
 		ID: "snapshot.metadata.within-volume", Level: Must, Spec: "GetMetadataAllocated",
-		Title: "no block ends behind volume_capacity_bytes",
+		Title: "each message has volume_capacity_bytes, and no block ends behind it",
 		Why:   "The reader has created a target of that size.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
 			id := c.large().snapshot().GetSnapshotId()
-			for _, b := range c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id}) {
-				if size := c.streamed.Load(); end(b) > size {
+			all := c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id})
+			size := c.streamed.Load()
+			if size < 0 {
+				c.fail("volume_capacity_bytes, which is REQUIRED", "a message without it")
+			}
+			for _, b := range all {
+				if end(b) > size {
 					c.fail(fmt.Sprintf("blocks within %d bytes", size), "%s", requestJSON(b))
 				}
 			}
@@ -106,7 +109,7 @@ var metadataRules = []Rule{
 		Why:   "The specification names the code for it. A driver that converts the number begins at the end of the volume, and the backup is empty.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
-			id := c.volume().snapshot().GetSnapshotId()
+			id := c.volume(tracked).snapshot().GetSnapshotId()
 			if _, err := c.allocated(&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: -1}); code(err) != codes.OutOfRange && code(err) != codes.InvalidArgument {
 				c.fail("OUT_OF_RANGE", "%v", err)
 			}
@@ -144,7 +147,7 @@ var metadataRules = []Rule{
 		Why:   "An empty stream with OK says that nothing has changed.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
-			id := c.volume().snapshot().GetSnapshotId()
+			id := c.volume(tracked).snapshot().GetSnapshotId()
 			for _, missing := range c.missingSnapshots() {
 				for _, req := range []*csi.GetMetadataDeltaRequest{{BaseSnapshotId: missing, TargetSnapshotId: id}, {BaseSnapshotId: id, TargetSnapshotId: missing}} {
 					if _, err := c.delta(req); code(err) != codes.NotFound {
@@ -160,7 +163,7 @@ var metadataRules = []Rule{
 		Why:   "An empty stream with OK says that nothing has changed.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
-			id := c.volume().snapshot().GetSnapshotId()
+			id := c.volume(tracked).snapshot().GetSnapshotId()
 			for _, req := range []*csi.GetMetadataDeltaRequest{{TargetSnapshotId: id}, {BaseSnapshotId: id}} {
 				if _, err := c.delta(req); code(err) != codes.InvalidArgument {
 					c.fail("INVALID_ARGUMENT for "+requestJSON(req), "%v", err)
@@ -174,7 +177,7 @@ var metadataRules = []Rule{
 		Why:   "Both must be of one volume. A backup combined from two volumes is unusable.",
 		Needs: needs(createVolume, createSnapshot, snapshotMetadata),
 		check: func(c *ruleRun) {
-			req := &csi.GetMetadataDeltaRequest{BaseSnapshotId: c.volume().snapshot().GetSnapshotId(), TargetSnapshotId: c.volume().snapshot().GetSnapshotId()}
+			req := &csi.GetMetadataDeltaRequest{BaseSnapshotId: c.volume(tracked).snapshot().GetSnapshotId(), TargetSnapshotId: c.volume(tracked).snapshot().GetSnapshotId()}
 			if _, err := c.delta(req); err == nil {
 				c.fail("INVALID_ARGUMENT, or another error", "OK")
 			}
@@ -192,7 +195,7 @@ var metadataRules = []Rule{
 			}
 			delta := c.streamed.Load()
 			c.mustAllocated(&csi.GetMetadataAllocatedRequest{SnapshotId: target})
-			if all := c.streamed.Load(); all != 0 && delta != 0 && all != delta {
+			if all := c.streamed.Load(); all != 0 && delta != 0 && (all != delta || delta < 0) {
 				c.fail(fmt.Sprintf("volume_capacity_bytes %d, as in GetMetadataAllocated", all), "%d", delta)
 			}
 		},
@@ -229,9 +232,17 @@ var metadataRules = []Rule{
 	},
 }
 
+// tracked asks for raw block, where the driver has that: those are the volumes whose blocks
+// backup programs read, and a driver may know the blocks of no others.
+func tracked(c *ruleRun, r *csi.CreateVolumeRequest) {
+	if c.has(blockAccess) {
+		block(c, r)
+	}
+}
+
 // large makes a volume of so many blocks that a stream has several messages.
 func (c *ruleRun) large() *volume {
-	return c.volume(func(c *ruleRun, r *csi.CreateVolumeRequest) {
+	return c.volume(tracked, func(c *ruleRun, r *csi.CreateVolumeRequest) {
 		r.CapacityRange.RequiredBytes = max(r.CapacityRange.RequiredBytes, 1<<30)
 	})
 }
@@ -245,7 +256,7 @@ func (c *ruleRun) twoSnapshots() (base, target string) {
 func (c *ruleRun) missingSnapshots() []string {
 	ids := []string{c.name()}
 	if c.has(createVolume) && c.has(createSnapshot) {
-		id := c.volume().snapshot().GetSnapshotId()
+		id := c.volume(tracked).snapshot().GetSnapshotId()
 		c.deleteSnapshot(id)
 		ids = append(ids, id)
 	}
@@ -327,6 +338,6 @@ func blocks[M interface {
 			return all, err
 		}
 		all = append(all, m.GetBlockMetadata()...)
-		c.streamed.Store(m.GetVolumeCapacityBytes())
+		c.streamed.Store(cmp.Or(m.GetVolumeCapacityBytes(), -1))
 	}
 }

@@ -196,6 +196,20 @@ var nodeRules = []Rule{
 		},
 	},
 	{
+		ID: "node.expand.beyond-volume", Level: Must, Spec: "NodeExpandVolume",
+		Title: "NodeExpandVolume to more than the volume has is no success with less",
+		Why:   "The CO takes OK as the end of the expansion, and records required_bytes as the size of the claim.",
+		Needs: needs(createVolume, nodeService, expandVolume, nodeExpandVolume),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			want := 2 * max(c.run.cfg.Size, v.created.GetCapacityBytes())
+			a := send(c, c.Node.NodeExpandVolume, v.nodeExpandRequest("a", want))
+			if got := a.Resp.GetCapacityBytes(); a.Err == nil && got != 0 && got < want { // 0: not known
+				a.wrong("OUT_OF_RANGE, or capacity_bytes of %d at least", want)
+			}
+		},
+	},
+	{
 		ID: "node.publish.long-paths", Level: Must, Spec: "NodePublishVolume",
 		Title: "paths of 128 bytes are accepted by every call of the node service",
 		Why:   "That is the least that a plugin must accept; kubelet's paths contain the driver's name, two UIDs or a hash, and can be longer.",

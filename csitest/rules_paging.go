@@ -197,3 +197,18 @@ var pagingRules = []Rule{
 		},
 	},
 }
+
+// pages are those of a list that is being read, by what the driver returned.
+type pages map[string]bool
+
+// again ends the rule at a page that was there before, with the same next_token: the list would
+// not end. One of which each page differs ends, too.
+func (p pages) again(page *Call, wrong func(want string, args ...any)) {
+	text := page.responseText()
+	if p[text] {
+		wrong("another page, or the end: this one was there before, with the same next_token")
+	}
+	if p[text] = true; len(p) > 10_000 {
+		wrong("the end: this is page %d", len(p))
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csispec"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 // Rules that validate every recorded response, messages of streams included, with csispec.
@@ -16,9 +17,13 @@ var responseRules = []Rule{
 	{
 		ID: "response.enum", Level: Should, Spec: "csi.proto",
 		Title: "enum values are defined by CSI",
-		Why: "A CO ignores what it does not know. Only a driver for a newer CSI than this program's, or for one whose value was removed, " +
-			"has a reason to send it.",
-		checkCalls: checkResponse("enum", "a value of CSI v1.13"),
+		Why: "A CO ignores what it does not know. Only a driver for a newer CSI than this program's, or for an older one with " +
+			"VOLUME_CONDITION, has a reason to send it.",
+		checkCalls: eachCall(func(c *ruleRun, call *Call) {
+			if !reportsCondition(call.Response) {
+				breaches(c, call, "enum", "a value of CSI v1.13")
+			}
+		}),
 	},
 	response("oneof", "exactly one of the alternatives is set", "Neither, or both, leaves the CO to guess."),
 	response("non-negative", "sizes are not negative", "A negative size becomes a huge one when it is converted to unsigned."),
@@ -50,13 +55,26 @@ func response(rule, title, why string) Rule {
 }
 
 func checkResponse(rule, want string) func(*ruleRun, []*Call) {
-	return eachCall(func(c *ruleRun, call *Call) {
-		for _, v := range call.Invalid {
-			if v.Rule == rule {
-				c.breach(call, want, v.Field+" "+v.Text)
-			}
+	return eachCall(func(c *ruleRun, call *Call) { breaches(c, call, rule, want) })
+}
+
+func breaches(c *ruleRun, call *Call, rule, want string) {
+	for _, v := range call.Invalid {
+		if v.Rule == rule {
+			c.breach(call, want, v.Field+" "+v.Text)
 		}
-	})
+	}
+}
+
+// reportsCondition reports whether the response lists capabilities, VOLUME_CONDITION among them.
+func reportsCondition(m proto.Message) bool {
+	switch r := m.(type) {
+	case *csi.ControllerGetCapabilitiesResponse:
+		return slices.ContainsFunc(r.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool { return c.GetRpc().GetType() == conditionOfController })
+	case *csi.NodeGetCapabilitiesResponse:
+		return slices.ContainsFunc(r.GetCapabilities(), func(c *csi.NodeServiceCapability) bool { return c.GetRpc().GetType() == conditionOfNode })
+	}
+	return false
 }
 
 // history compares answers with those before. The calls are taken in the order in which

@@ -164,6 +164,22 @@ func TestNoCallsToCheck(t *testing.T) {
 	}
 }
 
+// After a failure that counts no other rule is run, if that is wanted.
+func TestFailFast(t *testing.T) {
+	i := slices.IndexFunc(defects, func(d defect) bool { return d.breaks == "controller.unpublish.volume-missing" })
+	for strict, want := range map[bool]Outcome{false: Passed, true: NotRun} { // its level is SHOULD
+		target, cfg := reference(t, defects[i])
+		cfg.Rules, cfg.FailFast, cfg.Strict = []string{"controller.unpublish.volume-missing", "controller.modify.volume-missing"}, true, strict
+		report, err := Check(t.Context(), target, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first, then := report.Results[0].Outcome, report.Results[1].Outcome; first != Failed || then != want {
+			t.Errorf("strict %t: %s, then %s; want %s, then %s", strict, first, then, Failed, want)
+		}
+	}
+}
+
 // tried counts the defects, for the progress of a long run: go test -v shows it.
 var tried atomic.Int32
 

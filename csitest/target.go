@@ -62,6 +62,9 @@ type Config struct {
 	// Strict makes a rule of level SHOULD that fails count as one of level MUST, in
 	// Report.OK and in Run.
 	Strict bool
+	// FailFast ends the run with the first rule that keeps Report.OK from being true, or that
+	// leaves something behind; the other rules are reported as not run.
+	FailFast bool
 	// KnownFailures are the IDs of rules that may fail: their failures are in the report and
 	// do not count in Report.OK and in Run.
 	KnownFailures []string

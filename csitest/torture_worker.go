@@ -363,8 +363,9 @@ func (w *worker) publish(v *subject, pod string) {
 	if !w.c.has(kernelView) {
 		return
 	}
+	d := w.c.deviceBelow(v.targetPath(pod))
 	w.mu.Lock()
-	w.devices[deviceAt(v.targetPath(pod))] = true
+	w.devices[d] = true
 	w.mu.Unlock()
 	if !v.data.settled() {
 		w.compare(v)

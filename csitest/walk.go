@@ -67,6 +67,8 @@ func (w *walk) run(c *ruleRun) {
 	w.pods = []string{"a"}
 	if c.run.readWriteOnce() == csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER {
 		w.pods = append(w.pods, "b")
+	} else {
+		fmt.Fprintln(w.out, "one pod only: without SINGLE_NODE_MULTI_WRITER, two pods of a node cannot share a ReadWriteOnce volume")
 	}
 	fmt.Fprintf(w.out, "\n%-44s", "")
 	for _, v := range w.volumes {
@@ -190,7 +192,7 @@ func (w *walk) stageAndPublish() {
 func (w *walk) exchange() {
 	w.row(fmt.Sprintf("pod a writes %d MiB", w.dataSize()/mib), func(v *walked) {
 		v.sum = w.writeData(v)
-		v.device = deviceAt(v.targetPath("a"))
+		v.device = w.deviceBelow(v.targetPath("a"))
 	})
 	if len(w.pods) < 2 {
 		return

@@ -22,6 +22,9 @@ for what in "$@"; do
 		need btrfs btrfs-progs
 		need setpriv util-linux
 		;;
+	cluster)
+		need ip iproute2
+		;;
 	vm)
 		need qemu-system-x86_64 qemu-system-x86
 		need modprobe kmod

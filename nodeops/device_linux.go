@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
 )
@@ -40,7 +41,11 @@ func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error)
 		if !errors.Is(err, errNoDevice) || !time.Now().Before(deadline) {
 			return dev, err
 		}
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done(): // nothing was done yet
+			return nil, err
+		}
 	}
 }
 
@@ -127,8 +132,10 @@ func (d *device) sysfs(files ...string) (string, error) {
 	return "", err
 }
 
+func (d *device) number() number { return number{d.major, d.minor} }
+
 // name is the device's number, which is the same for all its paths.
-func (d *device) name() string { return fmt.Sprintf("%d:%d", d.major, d.minor) }
+func (d *device) name() string { return d.number().String() }
 
 func (d *device) close() { d.file.Close() }
 
@@ -150,7 +157,7 @@ func (d *device) hold() (release func(), err error) {
 		}
 	}
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, faultf(csierr.Busy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call", d.path)
+		return nil, faultf(csierr.Busy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call: %w", d.path, unix.EBUSY)
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
@@ -210,18 +217,49 @@ func (d *device) setReadOnly(on bool) error {
 	return os.NewSyscallError("ioctl BLKROSET", unix.IoctlSetPointerInt(int(d.file.Fd()), unix.BLKROSET, v))
 }
 
-// deviceByNumber finds the path of the block device that a mount shows.
-func deviceByNumber(major, minor uint32) (Device, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/uevent", major, minor))
+// number identifies a block device, whatever its paths are.
+type number struct{ major, minor uint32 }
+
+func (n number) String() string { return fmt.Sprintf("%d:%d", n.major, n.minor) }
+
+// deviceOf opens the block device of a mounted file system, or the one whose node is mounted.
+// The node may have any path, such as /dev/longhorn/volume, or none any more.
+func deviceOf(m mountapi.Mount) (*device, error) {
+	want, isNode, err := nodeNumber(m)
 	if err != nil {
-		return Device{}, fmt.Errorf("device %d:%d: %w", major, minor, err)
+		return nil, err
 	}
+	if !isNode {
+		want = number{m.Major, m.Minor}
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%v/uevent", want))
+	if err != nil {
+		return nil, fmt.Errorf("device %v: %w", want, err)
+	}
+	var at []string
 	for line := range strings.Lines(string(text)) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
-			return Device{Path: "/dev/" + name}, nil
+			at = append(at, "/dev/"+name)
 		}
 	}
-	return Device{}, fmt.Errorf("device %d:%d has no name in sysfs", major, minor)
+	if isNode {
+		at = append(at, m.MountPoint)
+	} else if strings.HasPrefix(m.Source, "/dev/") {
+		at = append(at, m.Source)
+	}
+	failed := fmt.Errorf("device %v has no node", want)
+	for _, path := range at {
+		dev, err := openDevice(Device{Path: path})
+		if err == nil && dev.number() == want {
+			return dev, nil
+		}
+		if err == nil {
+			dev.close()
+		} else {
+			failed = err
+		}
+	}
+	return nil, failed
 }
 
 // disk reads a device with direct I/O.

@@ -45,7 +45,9 @@
 //
 // A [Node] is safe for concurrent use. It runs one operation per path at a time,
 // but does not know which paths belong to one volume: callers serialize stage and
-// publish of a volume, as package volumelock does.
+// publish of a volume, as package volumelock does. Of two processes that mount at one path,
+// such as an old instance that hangs in the kernel and its successor, one mounts; the other
+// gets csierr.Busy, or finds the mount.
 //
 // # Observability
 //

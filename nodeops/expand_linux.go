@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"unsafe"
 
 	"github.com/csikit/csikit/csierr"
@@ -48,14 +47,7 @@ func openVolume(volumePath string) (mountapi.Mount, *device, error) {
 	if err != nil {
 		return m, nil, err
 	}
-	at, err := deviceByNumber(m.Major, m.Minor)
-	if notExist(err) { // no block device below: perhaps a device node in a devtmpfs
-		at, err = Device{Path: "/dev/" + path.Base(m.Root)}, nil
-	}
-	if err != nil {
-		return m, nil, err
-	}
-	dev, err := openDevice(at)
+	dev, err := deviceOf(m)
 	return m, dev, err
 }
 
@@ -82,14 +74,12 @@ func (n *Node) growMounted(ctx context.Context, fsType, target string, dev *devi
 	if err != nil || full {
 		return err
 	}
-	if fsType == "ext4" {
-		if found, err := dev.probe(); err == nil && !found.Clean {
-			return faultf(csierr.Precondition, "the file system has recorded errors: unstage and stage the volume to check and grow it")
-		}
-	}
 	m, err := mountedAt(target)
 	if err != nil {
 		return err
+	}
+	if err := failure(m, dev); err != nil {
+		return &fault{kind: csierr.Precondition, err: err}
 	}
 	if m.ReadOnly() {
 		return faultf(csierr.Precondition, "mounted read-only, so it cannot grow to the %d bytes of its device: stage the volume read-write", dev.size)
@@ -289,7 +279,7 @@ func (n *Node) stats(path resolvedPath) (Stats, error) {
 	if unit == 0 {
 		unit = int64(st.Bsize)
 	}
-	return Stats{
+	s := Stats{
 		Source:          m.Source,
 		TotalBytes:      int64(st.Blocks) * unit,
 		AvailableBytes:  int64(st.Bavail) * unit,
@@ -297,5 +287,12 @@ func (n *Node) stats(path resolvedPath) (Stats, error) {
 		TotalInodes:     int64(st.Files),
 		AvailableInodes: int64(st.Ffree),
 		UsedInodes:      int64(st.Files - st.Ffree),
-	}, nil
+	}
+	if _, dev, err := openVolume(volumePath); err == nil { // not for a share
+		defer dev.close()
+		if err := failure(m, dev); err != nil {
+			s.Condition = err.Error()
+		}
+	}
+	return s, nil
 }

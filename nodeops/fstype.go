@@ -16,6 +16,7 @@ type filesystem struct {
 	retry     []string // added to mkfs after an interrupted one
 	check     []string // checks a file system without writing, while its device is held; exits with 0 if it is sound
 	data      []string // mount options that are always set
+	noReplay  []string // mount options for a device that refuses writes, on which a log cannot be replayed
 	refused   []string // mount options that would mount another volume
 	features  []feature
 }
@@ -38,6 +39,7 @@ var filesystems = map[string]filesystem{
 		// one; on storage that reads as zeros there are none.
 		prezeroed: []string{"-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"}, // the last -E takes effect
 		check:     []string{"e2fsck", "-f", "-n"},
+		noReplay:  []string{"noload"},
 		features: []feature{
 			{version{4, 4}, version{1, 43}, [2]string{"-O", "^metadata_csum_seed"}},
 			{version{5, 15}, version{1, 47}, [2]string{"-O", "^orphan_file"}},
@@ -48,7 +50,8 @@ var filesystems = map[string]filesystem{
 		retry: []string{"-f"},
 		check: []string{"xfs_repair", "-n"},
 		// A clone or restore has the UUID of its source, and xfs refuses to mount both.
-		data: []string{"nouuid"},
+		data:     []string{"nouuid"},
+		noReplay: []string{"norecovery"},
 		features: []feature{
 			{version{4, 2}, version{4, 2}, [2]string{"-i", "sparse=0"}},
 			{version{4, 8}, version{4, 9}, [2]string{"-m", "rmapbt=0"}},
@@ -67,8 +70,9 @@ var filesystems = map[string]filesystem{
 		// --force: without, it opens the device exclusively, which is held already.
 		check: []string{"btrfs", "check", "--readonly", "--force"},
 		// The top-level subvolume, even if a user has set another default.
-		data:    []string{"subvolid=5"},
-		refused: []string{"subvol", "subvolid", "device"},
+		data:     []string{"subvolid=5"},
+		noReplay: []string{"rescue=nologreplay"}, // Linux 5.9
+		refused:  []string{"subvol", "subvolid", "device"},
 		features: []feature{
 			{version{4, 9}, version{5, 15}, [2]string{"-R", "^free-space-tree"}},
 		},

@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
@@ -30,12 +32,65 @@ func users(mountPoint string) []string {
 	return found
 }
 
+func (n *Node) releasedDevice(d Device) error {
+	dev, err := openDevice(d)
+	if errors.Is(err, errNoDevice) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dev.close()
+	return n.released(dev)
+}
+
+func (n *Node) released(dev *device) error {
+	t, err := readTable()
+	if err != nil {
+		return err
+	}
+	if at := t.uses(dev); len(at) > 0 {
+		return faultf(csierr.Precondition, "%s is still mounted or published at %s: unpublish and unstage it first", dev.path, paths(at))
+	}
+	var release func()
+	if err := retryBusy(func() error {
+		var err error
+		release, err = dev.hold()
+		return err
+	}); err != nil {
+		return fmt.Errorf("%w%s", err, n.holdersOf(dev))
+	}
+	release()
+	return nil
+}
+
+// holdersOf describes what holds the device, for an error.
+func (n *Node) holdersOf(dev *device) string {
+	var by []string
+	above, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%v/holders", dev.number()))
+	for _, h := range above {
+		by = append(by, "device "+h.Name())
+	}
+	others, _ := n.mountedElsewhere(dev)
+	for _, h := range others {
+		by = append(by, fmt.Sprintf("process %d (%s) in another mount namespace, at %s", h.PID, h.Command, strings.Join(h.Paths, ", ")))
+	}
+	if len(by) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(by, "; ")
+}
+
 func (n *Node) holders(d Device) ([]Holder, error) {
 	dev, err := openDevice(d)
 	if err != nil {
 		return nil, err
 	}
-	dev.close()
+	defer dev.close()
+	return n.mountedElsewhere(dev)
+}
+
+func (n *Node) mountedElsewhere(dev *device) ([]Holder, error) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return nil, err

@@ -73,7 +73,8 @@ type Config struct {
 	DeviceCgroup bool
 
 	// Blocking runs the calls that the kernel may block; share one to list all calls in
-	// flight in one place. nil creates one for this Node.
+	// flight in one place. nil creates one for this Node. Its Limit applies to statistics and
+	// to what mounts or expands separately; teardown is never refused.
 	Blocking *blocking.Group
 }
 
@@ -83,6 +84,11 @@ type Node struct {
 	telemetry telemetry
 	exec      exec.Interface
 	blocking  *blocking.Group
+
+	// Each lane has its own limit of calls that hang: hung statistics must not keep a healthy
+	// volume from being mounted, nor hung mounts another volume from being unmounted, after
+	// which there are fewer.
+	mounting, measuring, teardown *blocking.Lane
 
 	deviceWait     time.Duration
 	helperTimeout  time.Duration
@@ -133,6 +139,8 @@ func New(cfg Config) (*Node, error) {
 	if n.blocking == nil {
 		n.blocking = new(blocking.Group)
 	}
+	limit := max(n.blocking.Limit, 0)
+	n.mounting, n.measuring, n.teardown = n.blocking.Lane(limit), n.blocking.Lane(limit), n.blocking.Lane(blocking.NoLimit)
 	var err error
 	n.telemetry, err = newTelemetry(cfg.TracerProvider, cfg.MeterProvider, n)
 	return n, err
@@ -155,9 +163,13 @@ func (n *Node) InFlight() []blocking.Call { return n.blocking.Snapshot() }
 // run runs fn as the operation op on the path; see serialized.
 func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(context.Context, resolvedPath) error) error {
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
-	resolved, err := n.resolve(ctx, path)
+	lane := n.mounting
+	if op == "unpublish" || op == "unstage" {
+		lane = n.teardown
+	}
+	resolved, err := n.resolve(ctx, lane, path)
 	if err == nil {
-		err = n.serialized(ctx, resolved, fn)
+		err = n.serialized(ctx, lane, resolved, fn)
 	}
 	err = wrap(op, volumeID, path, err)
 	done(err)
@@ -195,9 +207,9 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 //
 // The context that fn receives is the caller's; an operation that has begun does not
 // stop when it ends.
-func (n *Node) serialized(ctx context.Context, path resolvedPath, fn func(context.Context, resolvedPath) error) error {
+func (n *Node) serialized(ctx context.Context, lane *blocking.Lane, path resolvedPath, fn func(context.Context, resolvedPath) error) error {
 	for {
-		_, joined, err := n.blocking.Do(ctx, path.path, func() (any, error) { return nil, fn(ctx, path) })
+		_, joined, err := lane.Do(ctx, path.path, func() (any, error) { return nil, fn(ctx, path) })
 		if !joined || isPending(err) {
 			return err
 		}
@@ -216,9 +228,9 @@ type resolvedPath struct {
 }
 
 // resolve resolves the path, which may block on a hung mount among its parents.
-func (n *Node) resolve(ctx context.Context, path string) (resolvedPath, error) {
+func (n *Node) resolve(ctx context.Context, lane *blocking.Lane, path string) (resolvedPath, error) {
 	path = filepath.Clean(path)
-	v, _, err := n.blocking.Do(ctx, path+" (resolve)", func() (any, error) { return canonicalPath(path), nil })
+	v, _, err := lane.Do(ctx, path+" (resolve)", func() (any, error) { return canonicalPath(path), nil })
 	if err != nil {
 		return resolvedPath{}, err
 	}

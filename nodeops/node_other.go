@@ -15,8 +15,10 @@ func newRunner() exec.Interface { return exec.New() }
 func (n *Node) stageFilesystem(context.Context, StageFilesystemRequest, resolvedPath, mountapi.Options) error {
 	return errors.ErrUnsupported
 }
-func (n *Node) stageBlock(context.Context, Device) error    { return errors.ErrUnsupported }
-func (n *Node) unstage(context.Context, resolvedPath) error { return errors.ErrUnsupported }
+func (n *Node) stageBlock(context.Context, Device) error { return errors.ErrUnsupported }
+func (n *Node) unstage(context.Context, UnstageRequest, resolvedPath) error {
+	return errors.ErrUnsupported
+}
 func (n *Node) publishFilesystem(context.Context, PublishFilesystemRequest, resolvedPath, mountapi.Attr) error {
 	return errors.ErrUnsupported
 }
@@ -32,4 +34,5 @@ func (n *Node) stats(resolvedPath) (Stats, error)      { return Stats{}, errors.
 func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }
 func unmountWith(UnmountPolicy, string) error          { return errors.ErrUnsupported }
 func corrupted(string) error                           { return nil }
+func (n *Node) releasedDevice(Device) error            { return errors.ErrUnsupported }
 func (n *Node) holders(Device) ([]Holder, error)       { return nil, errors.ErrUnsupported }

@@ -66,7 +66,9 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 	if r.FSType != "ext4" || readOnly || busy != nil {
 		return nil
 	}
-	check := r.Fsck == FsckAlways || r.Fsck == FsckIfNeeded && !found.Clean
+	// After a crash an error may be recorded in the journal only, and a mount, which replays
+	// it, does not repair what is damaged.
+	check := r.Fsck == FsckAlways || r.Fsck == FsckIfNeeded && (!found.Clean || found.Recovery)
 	if !check && found.Full {
 		return nil
 	}
@@ -156,8 +158,13 @@ func (n *Node) checkAndGrowExt(ctx context.Context, dev *device, full bool, poli
 	if err != nil {
 		return err
 	}
-	if status != 0 {
+	if status == 0 {
+		return nil
+	}
+	// That a sound file system cannot grow must not fail the staging of the volume.
+	if found, err := dev.probe(); err != nil || !found.Clean {
 		return faultf(csierr.Uncertain, "resize2fs %s exited with status %d: %s", dev.path, status, output)
 	}
+	n.log.Warn("the file system is smaller than its device and cannot be grown", "device", dev.path, "exit_status", status, "output", output)
 	return nil
 }

@@ -3,6 +3,7 @@ package nodeops
 import (
 	"context"
 	"path/filepath"
+	"strings"
 
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
@@ -107,6 +108,11 @@ func parseFlags(flags []string, readOnly bool) (mountapi.Options, error) {
 func checkPath(p string) error {
 	if !filepath.IsAbs(p) {
 		return faultf(csierr.Invalid, "path %q is not absolute", p)
+	}
+	for name := range strings.SplitSeq(p, string(filepath.Separator)) {
+		if len(name) > 255 { // NAME_MAX of all file systems
+			return faultf(csierr.Invalid, "path %q: %q is longer than 255 bytes, which no file system supports", p, name)
+		}
 	}
 	if filepath.Clean(p) == string(filepath.Separator) {
 		return faultf(csierr.Invalid, "path is the root directory")

@@ -50,8 +50,8 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	if source.Root != "/" {
 		return faultf(csierr.Precondition, "the staging path %s shows %s of a file system, not its root: unstage and stage the volume again", r.StagingTargetPath, source.Root)
 	}
-	if source.SuperReadOnly() && !source.MountReadOnly() && attr&mountapi.ReadOnly == 0 {
-		return faultf(csierr.Precondition, "the file system went read-only after an error: unstage and stage the volume, or repair the device")
+	if source.FailedReadOnly() && attr&mountapi.ReadOnly == 0 {
+		return faultf(csierr.Precondition, "%w: unstage and stage the volume, or repair the device", errFailedReadOnly)
 	}
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(csierr.Precondition, "the volume is staged read-only: unstage and stage it read-write, or publish it read-only")
@@ -64,7 +64,7 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		return faultf(csierr.Precondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
 	}
 	// A bind mount inherits the attributes of the staging mount.
-	want := wanted{source.Major, source.Minor, source.Root, source.FSType, attr | source.MountAttr()}
+	want := wanted{source.Major, source.Minor, source.Root, source.FSType, source.MountAttr().With(attr)}
 	if len(on) > 0 {
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("another volume or another configuration is published at the target path", diff)
@@ -276,13 +276,37 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 // unmountTarget unmounts what is on the target. With the last read-only publication of a
 // block device, the device's read-only flag is cleared: it would persist even after a loop
 // device is detached, and affect the next volume on that device.
+//
+// The table is read only if the target is a file, which the directory entry shows without
+// crossing the mount.
 func (n *Node) unmountTarget(ctx context.Context, target string) error {
-	dev, err := readOnlyNode(target)
+	if !mayBeFile(target) {
+		return n.unmountBounded(ctx, target)
+	}
+	for range 1000 { // as in unmountAll
+		table, err := readTable()
+		if err != nil {
+			return &fault{kind: csierr.Uncertain, err: err}
+		}
+		on := table.at(target)
+		if !slices.ContainsFunc(on, func(m mountapi.Mount) bool { return mayBeNode(m) && m.ReadOnly() }) {
+			return n.unmountBounded(ctx, target)
+		}
+		if err := n.unmountNode(ctx, on[len(on)-1]); err != nil {
+			return err
+		}
+	}
+	return faultf(csierr.Uncertain, "still mounted after 1000 unmounts")
+}
+
+// unmountNode unmounts the top mount at a path, of a device node or of anything else.
+func (n *Node) unmountNode(ctx context.Context, m mountapi.Mount) error {
+	dev, err := readOnlyNode(m)
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	if dev == nil {
-		return n.unmountBounded(ctx, target)
+		return n.unmountTop(ctx, m.MountPoint)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()
@@ -290,13 +314,13 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: err}
 	}
-	last := len(table.nodes(dev, target)) == 0
+	last := len(table.nodes(dev, m.MountPoint)) == 0
 	// The flag is cleared first: once nothing is mounted, a retry could not find the device.
 	var kept error
 	if last {
 		kept = dev.setReadOnly(false)
 	}
-	if err := n.unmountAll(ctx, target); err != nil {
+	if err := n.unmountTop(ctx, m.MountPoint); err != nil {
 		if table, e := readTable(); last && e == nil && len(table.nodes(dev)) > 0 {
 			err = errors.Join(err, dev.setReadOnly(true)) // it is still published
 		}
@@ -313,39 +337,20 @@ func (n *Node) unmountTarget(ctx context.Context, target string) error {
 	return nil
 }
 
-// readOnlyNode opens the block device whose node is mounted read-only on a path, also if
-// another mount is on top of it. It does not access the mount: a published node is in the
-// table as the mount of a file with the device's name. The table is read only if the target
-// is a file, which the directory entry shows without crossing the mount.
-func readOnlyNode(target string) (*device, error) {
-	if !mayBeFile(target) {
+// readOnlyNode opens the block device whose node is mounted read-only; nil for another
+// mount, and for a device that is detached or has failed, which has no flag to clear.
+func readOnlyNode(m mountapi.Mount) (*device, error) {
+	if _, ok, err := nodeNumber(m); notExist(err) || err == nil && !ok || !m.ReadOnly() {
 		return nil, nil
-	}
-	table, err := readTable()
-	if err != nil {
+	} else if err != nil {
 		return nil, err
 	}
-	on := table.at(target)
-	i := slices.IndexFunc(on, func(m mountapi.Mount) bool {
-		return m.Root != "/" && (m.FSType == "devtmpfs" || m.FSType == "tmpfs") && m.ReadOnly()
-	})
-	if i < 0 {
-		return nil, nil
-	}
-	name := path.Base(on[i].Root)
-	_, err = os.Stat("/sys/class/block/" + name)
-	if notExist(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	dev, err := openDevice(Device{Path: "/dev/" + name})
+	dev, err := deviceOf(m)
 	if errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		return nil, err
 	}
 	if err != nil {
-		return nil, nil // detached, or failed: there is no flag to clear
+		return nil, nil
 	}
 	return dev, nil
 }

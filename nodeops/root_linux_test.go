@@ -551,6 +551,48 @@ func TestBlockBelowAnotherMount(t *testing.T) {
 	}
 }
 
+// The node of a device may lie below a directory of /dev, have the name of another device,
+// and be removed while it is published: /dev/longhorn/volume, and nodes of device-mapper
+// that were created without udev.
+func TestBlockNodeAnywhere(t *testing.T) {
+	f, other := newFixture(t, 8*mib), newFixture(t, 9*mib)
+	dir, err := os.MkdirTemp("/dev", "csikit-")
+	ok(t, err)
+	t.Cleanup(func() { ok(t, os.Remove(dir)) })
+	for _, name := range []string{"volume", filepath.Base(other.dev.Path)} {
+		node := filepath.Join(dir, name)
+		for _, removed := range []bool{false, true} {
+			ok(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(f.dev.Rdev)))
+			t.Cleanup(func() { os.Remove(node) })
+			ok(t, other.publishBlock("other", func(r *PublishBlockRequest) { r.ReadOnly = true }))
+			ok(t, f.publishBlock("p", func(r *PublishBlockRequest) { r.Device.Path, r.ReadOnly = node, true }))
+			if removed {
+				ok(t, os.Remove(node))
+			}
+			if !f.refusesWrites() {
+				t.Error("the device accepts writes")
+			}
+			s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.target("p")})
+			if err != nil || !s.Block || s.TotalBytes != 8*mib {
+				t.Errorf("stats are %+v (%v)", s, err)
+			}
+			size, err := f.node.Expand(t.Context(), ExpandRequest{VolumeID: "v", VolumePath: f.target("p")})
+			if err != nil || size != 8*mib {
+				t.Errorf("expanded to %d (%v)", size, err)
+			}
+			ok(t, f.unpublish("p"))
+			if f.refusesWrites() {
+				t.Errorf("%s, removed %t: the device keeps refusing writes", name, removed)
+			}
+			if !other.refusesWrites() {
+				t.Errorf("%s, removed %t: the other device accepts writes", name, removed)
+			}
+			ok(t, other.unpublish("other"))
+			os.Remove(node)
+		}
+	}
+}
+
 // Concurrent read-only and read-write publications of one device: whichever succeed, the
 // device refuses writes exactly while read-only ones exist.
 func TestBlockInParallel(t *testing.T) {
@@ -948,6 +990,36 @@ func TestStatsOfAHungVolume(t *testing.T) {
 	<-parked.Pending()
 }
 
+// Too many hung calls of one kind do not keep other volumes from being unpublished.
+func TestTeardownBesideHungCalls(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.with(Config{Blocking: &blocking.Group{Limit: 1}})
+	f.mustStage("ext4")
+	ok(t, f.publish("p", nil))
+	stats := func(path string) error {
+		_, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: path})
+		return err
+	}
+	release := make(chan struct{})
+	defer close(release)
+	hang := func(lane *blocking.Lane, key string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		_, _, err := lane.Do(ctx, key, func() (any, error) { cancel(); <-release; return nil, nil })
+		if !isPending(err) {
+			t.Fatal(err)
+		}
+	}
+	hang(f.node.measuring, "hung (stats)")
+	wantKind(t, stats(f.staging), csierr.Uncertain, "1 earlier calls still hang")
+	ok(t, f.publish("q", nil)) // hung statistics do not keep it from being mounted
+	hang(f.node.mounting, "hung")
+	wantKind(t, f.publish("r", nil), csierr.Uncertain, "1 earlier calls still hang")
+	ok(t, f.unpublish("p"))
+	ok(t, f.unpublish("q"))
+	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging, Device: Device{Path: f.dev.Path}}))
+	ok(t, f.node.Released(t.Context(), Device{Path: f.dev.Path}))
+}
+
 // kubernetes-sigs/gcp-compute-persistent-disk-csi-driver#1657: a disk was detached while
 // a container had it mounted in another namespace.
 func TestHolders(t *testing.T) {
@@ -971,10 +1043,89 @@ func TestHolders(t *testing.T) {
 		if len(h) != 1 || h[0].PID != container.Process.Pid || h[0].Command != "cat" || !slices.Equal(h[0].Paths, []string{f.staging}) {
 			t.Errorf("held by %+v, want process %d at %s", h, container.Process.Pid, f.staging)
 		}
+		// The file system still writes to the device, which must not be detached.
+		wantKind(t, f.node.Released(t.Context(), Device{Path: f.dev.Path}), csierr.Busy, "in use", fmt.Sprintf("process %d (cat)", container.Process.Pid), f.staging)
 		// And the device cannot be formatted or checked under it.
 		other := map[string]string{"ext4": "xfs", "xfs": "btrfs", "btrfs": "ext4"}[fsType]
 		wantKind(t, f.stage(f.stageRequest(other)), csierr.Busy, "in use")
 	})
+}
+
+// As TestTwoInstancesDoNotStack, for staging.
+func TestTwoInstancesDoNotStackStages(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	f.unstage()
+	other, err := New(Config{DeviceWait: -1})
+	ok(t, err)
+	for range 50 {
+		var wg sync.WaitGroup
+		var errs [2]error
+		start := make(chan struct{})
+		for k, node := range []*Node{f.node, other} {
+			wg.Go(func() {
+				<-start
+				errs[k] = node.StageFilesystem(t.Context(), f.stageRequest("ext4"))
+			})
+		}
+		close(start)
+		wg.Wait()
+		if errs[0] != nil && errs[1] != nil {
+			t.Errorf("neither succeeded: %v; %v", errs[0], errs[1])
+		}
+		for _, err := range errs {
+			if err != nil {
+				wantKind(t, err, csierr.Busy)
+			}
+		}
+		f.mustHaveMounts(f.staging, 1)
+		f.unstage()
+	}
+}
+
+func TestReleased(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	dev := Device{Path: f.dev.Path}
+	released := func() error { return f.node.Released(t.Context(), dev) }
+	ok(t, released())
+	f.mustStage("ext4")
+	wantKind(t, released(), csierr.Precondition, f.staging)
+	open, err := os.Create(f.staging + "/file")
+	ok(t, err)
+	ok(t, unix.Unmount(f.staging, unix.MNT_DETACH)) // now in no mount table
+	wantKind(t, released(), csierr.Busy, "in use")
+	ok(t, open.Close())
+	ok(t, released())
+	ok(t, f.publishBlock("p", nil))
+	wantKind(t, released(), csierr.Precondition, f.target("p"))
+	ok(t, f.unpublish("p"))
+	ok(t, released())
+	dev.Size = mib // it cannot be checked in place of another
+	wantKind(t, released(), csierr.Precondition, "another disk")
+	dev.Path = "/dev/csikit-gone"
+	ok(t, released())
+}
+
+// Only the device shows where a raw block volume is published.
+func TestUnstageOfAPublishedDevice(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	r := UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging, Device: Device{Path: f.dev.Path}}
+	ok(t, f.publishBlock("p", nil))
+	wantKind(t, f.node.Unstage(t.Context(), r), csierr.Precondition, "still published", f.target("p"))
+	r.StagingTargetPath += "-missing" // kubelet removes it first
+	wantKind(t, f.node.Unstage(t.Context(), r), csierr.Precondition, "still published", f.target("p"))
+	f.with(Config{IsOrphaned: func(path string) bool { return path == f.target("p") }})
+	ok(t, f.node.Unstage(t.Context(), r))
+	f.mustHaveMounts(f.target("p"), 0)
+	fd, err := unix.Open(f.dev.Path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	ok(t, err)
+	wantKind(t, f.node.Unstage(t.Context(), r), csierr.Busy, "in use")
+	ok(t, unix.Close(fd))
+	for range 2 {
+		ok(t, f.node.Unstage(t.Context(), r))
+	}
+	r.Device.Path = "/dev/csikit-gone"
+	ok(t, f.node.Unstage(t.Context(), r))
 }
 
 // hetznercloud/csi-driver#1455: one device for two volumes after a reboot.
@@ -1135,14 +1286,207 @@ func TestPublishNeedsTheRoot(t *testing.T) {
 	})
 }
 
-// A file system that made itself read-only after an error is not the CO's mistake.
+// A file system that made itself read-only after an error is not the CO's mistake. Once no
+// pod uses it, it is repaired and mounted again.
 func TestStageAfterFilesystemError(t *testing.T) {
 	onEachType(t, func(t *testing.T, f *fixture, fsType string) {
 		f.mustStage(fsType)
+		ok(t, f.publish("p", nil))
 		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 		ok(t, unix.Mount("", f.staging, "", unix.MS_REMOUNT|unix.MS_BIND, "")) // the mount itself stays read-write
-		wantKind(t, f.stage(f.stageRequest(fsType)), csierr.Uncertain, "read-only after an error")
+		wantKind(t, f.stage(f.stageRequest(fsType)), csierr.Uncertain, "read-only after an error", f.target("p"))
+		ok(t, f.unpublish("p"))
+		f.mustStage(fsType)
+		f.write(f.staging+"/file", "data")
 	})
+}
+
+// breakFilesystem makes the kernel record an error in the mounted ext4.
+func (f *fixture) breakFilesystem() {
+	f.t.Helper()
+	ok(f.t, os.WriteFile("/sys/fs/ext4/"+filepath.Base(f.dev.Path)+"/trigger_fs_error", []byte("test"), 0))
+	dev := f.open()
+	for deadline := time.Now().Add(time.Minute); !dev.recordsErrors(); { // a worker of the kernel does that
+		if time.Now().After(deadline) {
+			f.t.Fatal("ext4 does not record the error")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// torvalds/linux@d3476f3dad4a (Linux 6.12), ydb-platform/nbs#2936: an ext4 that failed no longer gets a
+// read-only superblock, and was staged and published for writing.
+func TestExt4AfterError(t *testing.T) {
+	condition := func(t *testing.T, f *fixture, want string) {
+		t.Helper()
+		s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
+		if err != nil || s.Condition == "" != (want == "") || !strings.Contains(s.Condition, want) {
+			t.Errorf("the condition is %q (%v), want %q", s.Condition, err, want)
+		}
+	}
+	t.Run("remount-ro", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		r := f.stageRequest("ext4")
+		r.MountFlags = []string{"errors=remount-ro"}
+		ok(t, f.stage(r))
+		condition(t, f, "")
+		ok(t, f.publish("p", nil))
+		f.breakFilesystem()
+		condition(t, f, "read-only after an error")
+		wantKind(t, f.stage(r), csierr.Uncertain, "read-only after an error", f.target("p"))
+		wantKind(t, f.publish("q", nil), csierr.Precondition, "read-only after an error")
+		wantKind(t, f.publish("p", nil), csierr.Uncertain, "read-only after an error")
+		ok(t, f.publish("ro", func(r *PublishFilesystemRequest) { r.ReadOnly = true }))
+		ok(t, f.unpublish("ro"))
+		ok(t, f.unpublish("p"))
+		ok(t, f.stage(r))
+		condition(t, f, "")
+		ok(t, f.publish("p", nil))
+		f.write(f.target("p")+"/file", "data")
+	})
+	t.Run("continue", func(t *testing.T) {
+		f := newFixture(t, 64*mib)
+		r := f.stageRequest("ext4")
+		ok(t, f.stage(r))
+		ok(t, f.publish("p", nil))
+		f.breakFilesystem()
+		condition(t, f, "recorded errors")
+		ok(t, f.stage(r)) // the pod works
+		condition(t, f, "recorded errors")
+		ok(t, f.unpublish("p"))
+		r.Fsck = FsckNever
+		ok(t, f.stage(r))
+		condition(t, f, "recorded errors")
+		r.Fsck = FsckIfNeeded
+		ok(t, f.stage(r))
+		condition(t, f, "")
+		f.mustHaveMounts(f.staging, 1)
+	})
+}
+
+// After a crash an error may be recorded in the journal only, where e2fsck finds it.
+func TestErrorInTheJournal(t *testing.T) {
+	before, f := newFixture(t, 64*mib), newFixture(t, 64*mib)
+	before.mustStage("ext4")
+	before.breakFilesystem()
+	file, err := os.Create(before.staging + "/file")
+	ok(t, err)
+	ok(t, errors.Join(file.Sync(), file.Close())) // commits the journal, and writes nothing else
+	ok(t, os.WriteFile(f.image+"2", before.content(), 0o600))
+	f.reattach(f.image + "2")
+	if d := f.probeDevice(); !d.Clean || !d.Recovery {
+		t.Fatalf("the superblock records the error, so this tests nothing: %v", d)
+	}
+	log := f.with(Config{})
+	f.mustStage("ext4")
+	if !log.some("e2fsck -p") {
+		t.Error("e2fsck was not run")
+	}
+	if s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging}); err != nil || s.Condition != "" {
+		t.Errorf("the condition is %q (%v)", s.Condition, err)
+	}
+	f.unstage()
+	log = f.with(Config{})
+	f.mustStage("ext4")
+	if log.some("e2fsck") {
+		t.Error("e2fsck was run on a clean file system")
+	}
+}
+
+// A device that is attached read-only, of a file system that was not unmounted, such as a
+// snapshot: its log cannot be replayed.
+func TestReadOnlyDeviceWithADirtyLog(t *testing.T) {
+	for _, c := range fsTable {
+		t.Run(c.fsType, func(t *testing.T) {
+			before, f := newFixture(t, c.size), newFixture(t, c.size)
+			before.mustStage(c.fsType)
+			before.write(before.staging+"/file", "data")
+			before.unstage() // now it is not only in the log
+			before.mustStage(c.fsType)
+			log, err := os.Create(before.staging + "/log")
+			ok(t, err)
+			ok(t, errors.Join(log.Sync(), log.Close()))
+			ok(t, os.WriteFile(f.image+"2", before.content(), 0o600))
+			before.unstage()
+			f.reattach(f.image + "2")
+			dev := f.open()
+			ok(t, dev.setReadOnly(true))
+			wantKind(t, f.stage(f.stageRequest(c.fsType)), csierr.Precondition, "refuses writes")
+			f.mustHaveMounts(f.staging, 0)
+			r := f.stageRequest(c.fsType)
+			r.ReadOnly = true
+			for range 2 {
+				ok(t, f.stage(r))
+			}
+			f.mustRead(f.staging+"/file", "data")
+			f.unstage()
+			ok(t, dev.setReadOnly(false))
+			f.mustStage(c.fsType)
+			f.mustRead(f.staging+"/file", "data")
+		})
+	}
+}
+
+// The access time of the staged volume is replaced by that of the publication, not added.
+func TestAccessTimesOfPublications(t *testing.T) {
+	for _, flags := range [][2]string{{"strictatime", "noatime"}, {"noatime", "strictatime"}, {"strictatime", ""}, {"", "noatime"}} {
+		f := newFixture(t, 64*mib)
+		r := f.stageRequest("ext4")
+		r.MountFlags = flags[:1]
+		ok(t, f.stage(r))
+		for range 2 {
+			if err := f.publish("p", func(r *PublishFilesystemRequest) { r.MountFlags = flags[1:] }); err != nil {
+				t.Errorf("staged with %q, published with %q: %v", flags[0], flags[1], err)
+			}
+		}
+	}
+}
+
+// No file system has such a name: a retry could never succeed.
+func TestNameTooLong(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	long := strings.Repeat("n", 256)
+	wantKind(t, f.publishBlock(long, nil), csierr.Invalid, "longer than 255 bytes")
+	wantKind(t, f.publishBlock(long+"/p", nil), csierr.Invalid, "longer than 255 bytes")
+	wantKind(t, f.unpublish(long), csierr.Invalid, "longer than 255 bytes")
+	ok(t, f.publishBlock(long[1:], nil))
+	ok(t, f.unpublish(long[1:]))
+}
+
+// The wait for a device ends with the call.
+func TestDeviceWaitEndsWithTheCaller(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	node, err := New(Config{DeviceWait: 24 * time.Hour})
+	ok(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = node.awaitDevice(ctx, Device{Path: "/dev/csikit-gone"})
+	if !errors.Is(err, errNoDevice) {
+		t.Errorf("error is %v, want that there is no device", err)
+	}
+	dev, err := node.awaitDevice(ctx, Device{Path: f.dev.Path})
+	ok(t, err)
+	dev.close()
+}
+
+// A sound ext4 that resize2fs cannot grow is staged with its size.
+func TestStageThatCannotGrow(t *testing.T) {
+	f := newFixture(t, 64*mib)
+	f.mustStage("ext4")
+	f.unstage()
+	f.resize(128 * mib)
+	dir := t.TempDir()
+	ok(t, os.WriteFile(dir+"/resize2fs", []byte("#!/bin/sh\necho no; exit 1\n"), 0o700))
+	path := os.Getenv("PATH")
+	t.Setenv("PATH", dir+":"+path)
+	f.mustStage("ext4")
+	f.unstage()
+	t.Setenv("PATH", path)
+	f.mustStage("ext4")
+	s, err := f.node.Stats(t.Context(), StatsRequest{VolumeID: "v", VolumePath: f.staging})
+	if err != nil || s.TotalBytes < 100*mib {
+		t.Errorf("the file system has %d bytes (%v)", s.TotalBytes, err)
+	}
 }
 
 // A call whose caller times out stays in flight, is listed, and is joined by the retry.

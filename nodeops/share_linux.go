@@ -40,6 +40,12 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	if err != nil {
 		return err
 	}
+	unlock, err := lockTarget(target)
+	if err != nil {
+		undo()
+		return err
+	}
+	defer unlock()
 	failed := n.mountShare(ctx, s, target)
 	// The helper's result is not trusted: one that was killed may have mounted just before,
 	// and one that succeeded may have mounted another source, or a FUSE file system whose

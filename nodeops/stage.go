@@ -20,7 +20,7 @@ type StageFilesystemRequest struct {
 	StagingTargetPath string   // absolute; an existing directory
 	FSType            string   // "ext4", "xfs" or "btrfs"; "" is [DefaultFSType]
 	MountFlags        []string // as NodeStageVolume has them
-	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown
+	ReadOnly          bool     // mount read-only; nothing is formatted, repaired or grown, and if the device refuses writes, no log is replayed: the latest changes before a crash are missing
 	MustHoldData      bool     // refuse a blank device instead of formatting it: for a clone or a restored snapshot
 	Fsck              Fsck     // when to check an ext4 before it is mounted
 	Prezeroed         bool     // let mkfs skip writing zeros: only if the storage guarantees that a new device reads as zeros
@@ -55,7 +55,7 @@ type StageFilesystemRequest struct {
 type Fsck int
 
 const (
-	FsckIfNeeded Fsck = iota // if the superblock records errors
+	FsckIfNeeded Fsck = iota // if the superblock records errors, or the journal has to be replayed and may
 	FsckNever                // mount an ext4 even if it has errors
 	FsckAlways               // a full check, each time: minutes on a large volume
 )
@@ -70,11 +70,13 @@ const (
 // mark, and what it leaves is csierr.Precondition, for an operator to decide. On an error
 // this call leaves nothing mounted.
 //
-// A corrupted mount at the path (of a device that failed and came back) is replaced, or
-// csierr.Uncertain while the volume is still published. Any other mount at the path that
+// A mount at the path that failed (of a device that was gone and came back; of a file system
+// that is read-only after an error, or has recorded errors) is replaced once the volume is not
+// published any more. Until then it is csierr.Uncertain, or success for an ext4 that records
+// errors and accepts writes (errors=continue; see [Stats]). Any other mount at the path that
 // differs is csierr.Conflict; options of the file system are not compared, since the kernel
-// shows them in another form. A device that holds another file system, or unknown data, is
-// csierr.Precondition. A device that another process has opened exclusively, such as the mkfs
+// shows them in another form. A device that holds another file system or unknown data, or refuses writes
+// while ReadOnly is not set, is csierr.Precondition. A device that another process has opened exclusively, such as the mkfs
 // of an earlier call whose process was killed, is csierr.Busy.
 func (n *Node) StageFilesystem(ctx context.Context, r StageFilesystemRequest) error {
 	const op = "stage"
@@ -157,6 +159,11 @@ func (n *Node) StageBlock(ctx context.Context, r StageBlockRequest) error {
 type UnstageRequest struct {
 	VolumeID          string // for logs and errors only
 	StagingTargetPath string // absolute
+
+	// Device is that of the volume, if Path is set. Without it Unstage answers only for what
+	// is mounted at StagingTargetPath: not for a raw block volume, nor for a file system that
+	// another mount namespace has mounted.
+	Device Device
 }
 
 // Unstage unmounts everything that is mounted at the staging path, stacked mounts
@@ -164,6 +171,9 @@ type UnstageRequest struct {
 // mounted or the path does not exist, it succeeds. While the volume is published in this
 // mount namespace the error is csierr.Precondition and lists the paths; those for which
 // Config.IsOrphaned returns true are unpublished first.
+//
+// With a Device, success also means that it is released and may be detached, for a raw block
+// volume as well; the errors are those of [Node.Released].
 func (n *Node) Unstage(ctx context.Context, r UnstageRequest) error {
 	const op = "unstage"
 	if err := checkPath(r.StagingTargetPath); err != nil {
@@ -171,6 +181,6 @@ func (n *Node) Unstage(ctx context.Context, r UnstageRequest) error {
 	}
 	return n.run(ctx, op, r.VolumeID, r.StagingTargetPath, func(ctx context.Context, target resolvedPath) error {
 		defer n.dropStats(target) // after the unmount, or a concurrent Stats would store it again
-		return n.unstage(ctx, target)
+		return n.unstage(ctx, r, target)
 	})
 }

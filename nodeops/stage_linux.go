@@ -34,11 +34,20 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	readOnly := opts.Attr&mountapi.ReadOnly != 0
 	want := wanted{dev.major, dev.minor, "/", r.FSType, opts.Attr}
 	if on := table.at(target); len(on) > 0 {
-		if why := corrupted(target); why != nil {
-			return n.restage(ctx, r, path, opts, table, why)
+		why := corrupted(target)
+		if m := on[len(on)-1]; why == nil && !readOnly && want.sameDevice(m) {
+			why = failure(m, dev)
 		}
-		if m := on[len(on)-1]; !readOnly && want.sameDevice(m) && m.SuperReadOnly() && !m.MountReadOnly() {
-			return faultf(csierr.Uncertain, "the file system went read-only after an error: unstage the volume, or repair the device")
+		if why != nil && !(errors.Is(why, errRecorded) && r.Fsck == FsckNever) {
+			err := n.unmountFailed(ctx, r, table, target, why)
+			if err == nil {
+				return n.stageFilesystem(ctx, r, path, opts)
+			}
+			// The file system accepts writes, as its mount option errors=continue requests.
+			if !errors.Is(why, errRecorded) {
+				return err
+			}
+			n.log.Warn("the file system needs a check", "volume_id", r.VolumeID, "path", target, "error", err)
 		}
 		if diff := want.compare(on); len(diff) > 0 {
 			return conflict("another volume or another configuration is staged at the staging path", diff)
@@ -58,6 +67,16 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 		return faultf(csierr.Precondition, "the CO has to create the staging directory: %w", err)
 	} else if !st.IsDir() {
 		return conflict("the staging path exists and has the wrong type", []Difference{{"staging path", "a directory", describe(st)}})
+	}
+	refusesWrites, err := dev.readOnly()
+	if err != nil {
+		return err
+	}
+	if refusesWrites && !readOnly {
+		return faultf(csierr.Precondition, "%s refuses writes: it is attached or was set read-only; attach it read-write, or stage the volume read-only", dev.path)
+	}
+	if refusesWrites {
+		opts.Data = append(slices.Clone(filesystems[r.FSType].noReplay), opts.Data...)
 	}
 	if err := n.prepareFilesystem(ctx, r, dev, readOnly); err != nil {
 		return err
@@ -87,10 +106,9 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 	return table.refuseFilesystem(dev)
 }
 
-// restage replaces a corrupted mount. It unmounts only the top one: the one below may be
-// healthy, and is checked next.
-func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resolvedPath, opts mountapi.Options, table table, why error) error {
-	target := path.path
+// unmountFailed unmounts a mount that failed, so that it can be replaced. It unmounts only
+// the top one: the one below may be healthy, and is checked next.
+func (n *Node) unmountFailed(ctx context.Context, r StageFilesystemRequest, table table, target string, why error) error {
 	// The failed superblock stays as long as one of its mounts, and a new mount would show
 	// it. No final code: the CO would not unmount what is mounted.
 	on := table.at(target)
@@ -102,7 +120,7 @@ func (n *Node) restage(ctx context.Context, r StageFilesystemRequest, path resol
 		return &fault{kind: csierr.Uncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
 	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
-	return n.stageFilesystem(ctx, r, path, opts)
+	return nil
 }
 
 // checkUnused checks that the device is not in use except at the target.
@@ -145,7 +163,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	if major != dev.major || minor != dev.minor {
 		return faultf(csierr.Precondition, "%s now refers to a different device; retry", dev.path)
 	}
-	return tree.Attach(target)
+	return attach(tree, target)
 }
 
 // treeDevice returns the number of the block device of a mount of that file system type.
@@ -219,7 +237,32 @@ func applyMountGroup(target, group string) error {
 	return nil
 }
 
-func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
+func (n *Node) unstage(ctx context.Context, r UnstageRequest, path resolvedPath) error {
+	if err := n.unmountStaged(ctx, path); err != nil {
+		return err
+	}
+	if r.Device.Path == "" {
+		return nil
+	}
+	dev, err := openDevice(r.Device)
+	if errors.Is(err, errNoDevice) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dev.close()
+	table, err := readTable()
+	if err != nil {
+		return err
+	}
+	if err := n.refusePublished(ctx, table.uses(dev)); err != nil {
+		return err
+	}
+	return n.released(dev)
+}
+
+func (n *Node) unmountStaged(ctx context.Context, path resolvedPath) error {
 	if notExist(path.err) {
 		return nil
 	}
@@ -255,15 +298,20 @@ func (n *Node) unstage(ctx context.Context, path resolvedPath) error {
 // notPublished checks that what is staged at the target is mounted nowhere else.
 func (n *Node) notPublished(ctx context.Context, table table, on []mountapi.Mount, target string) error {
 	for _, m := range on {
-		others, err := n.unpublishOrphaned(ctx, table.elsewhere(m, target))
-		if err != nil {
+		if err := n.refusePublished(ctx, table.elsewhere(m, target)); err != nil {
 			return err
-		}
-		if len(others) > 0 {
-			return faultf(csierr.Precondition, "the volume is still published at %s: unpublish it first", paths(others))
 		}
 	}
 	return nil
+}
+
+// refusePublished unpublishes orphaned publications, and returns an error if others remain.
+func (n *Node) refusePublished(ctx context.Context, published []mountapi.Mount) error {
+	others, err := n.unpublishOrphaned(ctx, published)
+	if err == nil && len(others) > 0 {
+		err = faultf(csierr.Precondition, "the volume is still published at %s: unpublish it first", paths(others))
+	}
+	return err
 }
 
 // unpublishOrphaned unpublishes the orphaned publications, and returns the others.
@@ -275,9 +323,9 @@ func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount
 		}
 		n.log.Warn("unpublishing an orphaned publication", "path", m.MountPoint)
 		// Serialized with other operations on the path, as if the CO had requested it.
-		target, err := n.resolve(ctx, m.MountPoint)
+		target, err := n.resolve(ctx, n.teardown, m.MountPoint)
 		if err == nil {
-			err = n.serialized(ctx, target, func(ctx context.Context, target resolvedPath) error {
+			err = n.serialized(ctx, n.teardown, target, func(ctx context.Context, target resolvedPath) error {
 				defer n.dropStats(target)
 				return n.unpublish(ctx, target)
 			})

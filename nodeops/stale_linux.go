@@ -8,6 +8,7 @@ import (
 
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/internal/mountapi"
+	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,6 +31,36 @@ func corrupted(path string) error {
 		}
 	}
 	return nil // a server that denies access (EACCES, EPERM) is healthy
+}
+
+var (
+	errFailedReadOnly = errors.New("the file system went read-only after an error")
+	errShutDown       = errors.New("the file system was shut down after an error")
+	errRecorded       = errors.New("the file system has recorded errors: unstage and stage the volume to check it")
+)
+
+// failure returns the error that the mounted file system has had, as the mount table and
+// the superblock of an ext4 show it: such a file system still answers, and its root can be
+// read.
+func failure(m mountapi.Mount, dev *device) error {
+	_, down := m.SuperOption("shutdown") // ext4, Linux 6.15
+	switch {
+	case down:
+		return errShutDown
+	case m.FailedReadOnly():
+		return errFailedReadOnly
+	case m.FSType == "ext4" && dev.recordsErrors():
+		return errRecorded
+	}
+	return nil
+}
+
+// recordsErrors reports whether the superblock of an ext4 records an error. It is read
+// through the page cache of the device, where a mounted ext4 keeps it.
+func (d *device) recordsErrors() bool {
+	head := make([]byte, 4096)
+	_, err := d.file.ReadAt(head, 0)
+	return err == nil && !probe.ExtClean(head)
 }
 
 func probeMount(path string) error {

@@ -19,6 +19,12 @@ type Stats struct {
 	TotalBytes, AvailableBytes, UsedBytes    int64
 	TotalInodes, AvailableInodes, UsedInodes int64 // all zero if the file system does not count inodes
 
+	// Condition is the error that the file system has had: it is read-only after an error
+	// or was shut down, or the superblock of an ext4 has recorded errors. "" for a healthy
+	// one and for shares. StageFilesystem repairs and mounts it again, once it is not
+	// published any more.
+	Condition string
+
 	Age time.Duration // 0: current; else the age of the values, because statfs hangs
 }
 
@@ -50,7 +56,7 @@ func (n *Node) Stats(ctx context.Context, r StatsRequest) (_ Stats, err error) {
 	}
 	patient, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	path, err := n.resolve(patient, r.VolumePath)
+	path, err := n.resolve(patient, n.measuring, r.VolumePath)
 	if err != nil {
 		return Stats{}, wrap(op, r.VolumeID, r.VolumePath, err)
 	}
@@ -59,7 +65,7 @@ func (n *Node) Stats(ctx context.Context, r StatsRequest) (_ Stats, err error) {
 	n.mu.Unlock()
 	// Not n.run: concurrent calls share one result, and Stats must not wait for other
 	// operations on the volume. The suffix distinguishes the key from a path.
-	v, _, err := n.blocking.Do(patient, path.path+" (stats)", func() (any, error) { return n.stats(path) })
+	v, _, err := n.measuring.Do(patient, path.path+" (stats)", func() (any, error) { return n.stats(path) })
 	now := time.Now()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -102,10 +108,10 @@ func checkVolumePath(p string) error {
 }
 
 // MountedAt lists the paths in this mount namespace at which the file system on the
-// device or its device node is mounted. A driver checks them before it detaches the
-// device.
+// device or its device node is mounted. [Node.Released] answers whether the device may be
+// detached.
 func (n *Node) MountedAt(ctx context.Context, d Device) ([]string, error) {
-	v, _, err := n.blocking.Do(ctx, d.Path+" (mounts)", func() (any, error) { return n.mountedDevice(d) })
+	v, _, err := n.teardown.Do(ctx, d.Path+" (mounts)", func() (any, error) { return n.mountedDevice(d) })
 	if err != nil {
 		return nil, wrap("find mounts of device", "", d.Path, err)
 	}

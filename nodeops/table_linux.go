@@ -27,23 +27,9 @@ func readTable() (table, error) {
 	return t, nil
 }
 
-// at returns what is mounted on the path, the top last. If kubelet's directory is a shared
-// bind mount itself, every mount below it is listed twice, on two parents, and one umount
-// removes both: they count as one. In a stack, the lower mount is the parent of the upper
-// one.
-func (t table) at(p string) []mountapi.Mount {
-	var on []mountapi.Mount
-	for _, m := range t {
-		if m.MountPoint != p {
-			continue
-		}
-		if n := len(on); n > 0 && on[n-1].ID != m.ParentID && on[n-1].SameDevice(m) && on[n-1].Root == m.Root {
-			continue
-		}
-		on = append(on, m)
-	}
-	return on
-}
+// at returns what is mounted on the path, the top last. A mount that is covered by another
+// one on a directory above is not at the path.
+func (t table) at(p string) []mountapi.Mount { return mountapi.Stack(t, p) }
 
 // location identifies a mount point by its path in the parent mount's file system. The
 // propagated copies of a mount have the same location, whatever their paths are.
@@ -110,8 +96,14 @@ func (n *Node) mountedDevice(d Device) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	return mountPoints(t.uses(dev)), nil
+}
+
+// uses returns the mounts of the file system on the device and of its node, except those at
+// the given paths and their propagated copies.
+func (t table) uses(dev *device, except ...string) []mountapi.Mount {
 	asFilesystem := mountapi.Mount{Major: dev.major, Minor: dev.minor}
-	return mountPoints(append(t.elsewhere(asFilesystem), t.nodes(dev)...)), nil
+	return append(t.elsewhere(asFilesystem, except...), t.nodes(dev, except...)...)
 }
 
 // nodes returns the mounts of the device's node, except those at the given paths and their
@@ -130,15 +122,30 @@ func (t table) nodes(dev *device, except ...string) []mountapi.Mount {
 }
 
 func isNode(m mountapi.Mount, dev *device) bool {
-	if m.Root == "/" || (m.FSType != "devtmpfs" && m.FSType != "tmpfs") {
-		return false
+	node, ok, err := nodeNumber(m)
+	return err == nil && ok && node == dev.number()
+}
+
+// mayBeNode reports whether the mount may be one of a device node: of a single file of a
+// file system in memory.
+func mayBeNode(m mountapi.Mount) bool {
+	return m.Root != "/" && (m.FSType == "devtmpfs" || m.FSType == "tmpfs")
+}
+
+// nodeNumber returns the number of the block device whose node is mounted, also if the node
+// was removed since. The mount has to be the top one at its path.
+func nodeNumber(m mountapi.Mount) (_ number, ok bool, err error) {
+	if !mayBeNode(m) {
+		return number{}, false, nil
 	}
 	var st unix.Stat_t
-	if err := unix.Lstat(m.MountPoint, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return false
+	if err := unix.Lstat(m.MountPoint, &st); err != nil {
+		return number{}, false, &os.PathError{Op: "lstat", Path: m.MountPoint, Err: err}
 	}
-	rdev := uint64(st.Rdev)
-	return unix.Major(rdev) == dev.major && unix.Minor(rdev) == dev.minor
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return number{}, false, nil
+	}
+	return number{unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev))}, true, nil
 }
 
 // wanted is what should be mounted at a path.
@@ -229,7 +236,7 @@ func (n *Node) unmountBounded(ctx context.Context, p string) error {
 	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
 	for {
 		err := n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
-			_, _, err := n.blocking.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
+			_, _, err := n.teardown.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
 			return err
 		})
 		if !isPending(err) {
@@ -245,11 +252,19 @@ func (n *Node) unmountBounded(ctx context.Context, p string) error {
 
 // unmount is mountapi.Unmount, but retries while the mount is busy, for 127 ms: between fork
 // and exec, any program that is being started has copies of all open files.
-func unmount(p string) (bool, error) {
+func unmount(p string) (was bool, err error) {
+	err = retryBusy(func() error {
+		was, err = mountapi.Unmount(p)
+		return err
+	})
+	return was, err
+}
+
+func retryBusy(fn func() error) error {
 	for wait := time.Millisecond; ; wait *= 2 {
-		was, err := mountapi.Unmount(p)
+		err := fn()
 		if !errors.Is(err, unix.EBUSY) || wait > 64*time.Millisecond {
-			return was, err
+			return err
 		}
 		time.Sleep(wait)
 	}

@@ -44,11 +44,13 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 	}
 	ctx, done := n.telemetry.operation(ctx, op, volumeID, path)
 	defer func() { done(err) }()
-	target, err := n.resolve(ctx, path)
+	target, err := n.resolve(ctx, n.teardown, path)
 	if err != nil {
 		return wrap(op, volumeID, path, err)
 	}
-	run := func(ctx context.Context) error { return wrap(op, volumeID, path, n.serialized(ctx, target, fn)) }
+	run := func(ctx context.Context) error {
+		return wrap(op, volumeID, path, n.serialized(ctx, n.teardown, target, fn))
+	}
 	retry := func(ctx context.Context) error {
 		next := run(ctx)
 		if isPending(err) && !isPending(next) && ctx.Err() != nil && errors.Is(next, ctx.Err()) {
@@ -63,7 +65,7 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 		// shows the result.
 		force := func() {
 			n.withUnmountTimeout(ctx, func(ctx context.Context) error {
-				_, _, err := n.blocking.Do(ctx, target.path+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountWith(policy, target.path) })
+				_, _, err := n.teardown.Do(ctx, target.path+" ("+policy.String()+" unmount)", func() (any, error) { return nil, unmountWith(policy, target.path) })
 				return err
 			})
 		}
@@ -106,7 +108,7 @@ func (n *Node) isHung(ctx context.Context, path string, failed error) bool {
 	}
 	var why error
 	err := n.withUnmountTimeout(ctx, func(ctx context.Context) error {
-		v, _, err := n.blocking.Do(ctx, path+" (check)", func() (any, error) { return corrupted(path), nil })
+		v, _, err := n.teardown.Do(ctx, path+" (check)", func() (any, error) { return corrupted(path), nil })
 		why, _ = v.(error)
 		return err
 	})

@@ -54,6 +54,42 @@ func TestPublishOddPaths(t *testing.T) {
 	}
 }
 
+// An old instance of the driver hangs beside its successor: of two that publish at one
+// target, one mounts.
+func TestTwoInstancesDoNotStack(t *testing.T) {
+	n, staging, pods := staged(t)
+	other, err := New(Config{})
+	ok(t, err)
+	for i := range 200 {
+		target := filepath.Join(pods, strconv.Itoa(i))
+		var wg sync.WaitGroup
+		var errs [2]error
+		start := make(chan struct{})
+		for k, node := range []*Node{n, other} {
+			wg.Go(func() {
+				<-start
+				errs[k] = node.PublishFilesystem(t.Context(), PublishFilesystemRequest{VolumeID: "v", StagingTargetPath: staging, TargetPath: target})
+			})
+		}
+		close(start)
+		wg.Wait()
+		if errs[0] != nil && errs[1] != nil {
+			t.Errorf("neither succeeded: %v; %v", errs[0], errs[1])
+		}
+		table, err := readTable()
+		ok(t, err)
+		if on := table.at(target); len(on) != 1 {
+			t.Errorf("%d mounts at %s, want 1", len(on), target)
+		}
+		for _, err := range errs {
+			if err != nil {
+				wantKind(t, err, csierr.Busy, "another process")
+			}
+		}
+		ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
+	}
+}
+
 // kubelet's directory is often a symlink to a larger disk.
 func TestPublishBelowASymlink(t *testing.T) {
 	n, staging, pods := staged(t)

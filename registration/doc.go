@@ -43,9 +43,8 @@
 // Registrar stands by while the sidecar runs.
 //
 // A controller plugin does not register. Nor does this package call the API
-// server: labels, taints to be removed from a node, the CSIDriver object and
-// VolumeAttachments of a node that is shut down are the vendor's task, or the
-// deployment's.
+// server: package nodelifecycle removes a start-up taint and waits for the volumes of a
+// drained node; labels and the CSIDriver object are the deployment's.
 //
 // # Privileges, systems
 //

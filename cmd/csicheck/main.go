@@ -40,7 +40,8 @@ after Ctrl-C. Rules that check mounts run as root on the driver's node.
 
 Safety for the host: hostile IDs and paths lead to canaries below -dir, and a canary
 that is removed or changed is the finding. What a bad driver does to its own storage is
-not contained.
+not contained. A driver of -start runs in a mount namespace of csicheck's own, if
+csicheck may make one: its mounts do not show in others.
 
 Exit status: 0 if no rule of level MUST failed (with -strict: nor one of level SHOULD), 1
 if one did or something was left behind, 2 if the driver could not be checked. What failed
@@ -50,6 +51,7 @@ Flags:
 `
 
 func main() {
+	isolate(os.Args[1:])
 	// The first signal cleans up and reports, the second one kills.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
@@ -167,6 +169,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.format, "format", "text", "`text`, json, junit, tap or github: how the report is printed")
 	fs.StringVar(&o.baseline, "baseline", "", "`file` of an earlier report (-json): what failed there is reported and does not count")
 	fs.BoolVar(&c.Strict, "strict", false, "a rule of level SHOULD that fails counts as one of level MUST")
+	fs.BoolVar(&c.FailFast, "fail-fast", false, "end with the first rule that fails and counts")
 	fs.BoolVar(&o.list, "list", false, "print the rules, those of -rules if there are any")
 	fs.BoolVar(&c.DryRun, "dry-run", false, "only read the capabilities of the driver, and list the rules that would run")
 	fs.BoolVar(&c.ForeignVolumes, "foreign-volumes", false, "check a driver that already has volumes")
@@ -242,7 +245,7 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 	o.cfg.ReproduceCommand = "csicheck"
 	fs.Visit(func(f *flag.Flag) {
 		switch f.Name {
-		case "rules", "json", "junit", "html", "format", "baseline", "strict", "prefix", "dry-run":
+		case "rules", "json", "junit", "html", "format", "baseline", "strict", "fail-fast", "prefix", "dry-run":
 		default:
 			o.cfg.ReproduceCommand += " -" + f.Name + " " + quote(f.Value.String())
 		}

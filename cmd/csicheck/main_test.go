@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +25,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	gate.Main(m, gate.WithRole("driver", driverProcess), gate.WithRole("csicheck", main))
+	gate.Main(m, gate.WithRole("driver", driverProcess), gate.WithRole("csicheck", func() {
+		os.Setenv("CSIKIT_TEST_ROLE", "csicheck") // for isolate
+		main()
+	}))
 }
 
 // driverProcess is a driver as a program: its argument is the socket.
@@ -116,10 +120,13 @@ func TestFailure(t *testing.T) {
 		}
 		return handler(ctx, req)
 	})
-	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-rules", "controller.list.")
+	var stdout, progress bytes.Buffer
+	ok, err := run(t.Context(), []string{"-endpoint", endpoint, "-kernel", "no", "-rules", "controller.list."}, &stdout, &progress)
 	if ok || err != nil {
 		t.Errorf("ok: %v, %v", ok, err)
 	}
+	out := stdout.String()
+	has(t, progress.String(), "failed MUST controller.list.negative-max: ", "\n    got OK ")
 	has(t, out, "FAILED MUST controller.list.negative-max", `sent      ListVolumes {"max_entries":-1}`, "wanted    InvalidArgument",
 		"reproduce csicheck -endpoint "+endpoint+" -kernel no call ListVolumes '{\"max_entries\":-1}'", "8 rules passed, 1 MUST and 0 SHOULD failed")
 }
@@ -202,6 +209,27 @@ func TestWalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	has(t, string(text), "<!DOCTYPE html>", "NodeStageVolume volume-", `class="controller"`)
+}
+
+// A driver on which two pods cannot share a volume learns what it lacks.
+func TestWalkOfOnePod(t *testing.T) {
+	endpoint, _ := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		if r, ok := resp.(*csi.NodeGetCapabilitiesResponse); ok {
+			r.Capabilities = slices.DeleteFunc(r.Capabilities, func(c *csi.NodeServiceCapability) bool {
+				return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER
+			})
+		}
+		return resp, err
+	})
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "walk", "ext4")
+	if !ok || err != nil {
+		t.Fatalf("%v:\n%s", err, out)
+	}
+	has(t, out, "without SINGLE_NODE_MULTI_WRITER, two pods of a node cannot share")
+	if strings.Contains(out, "pod b") {
+		t.Error("there is a second pod")
+	}
 }
 
 // A walk that fails says where and how.

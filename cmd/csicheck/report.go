@@ -16,12 +16,18 @@ import (
 func (o *options) check(ctx context.Context, stdout, stderr io.Writer) (ok bool, err error) {
 	if isTerminal(stderr) {
 		o.cfg.Progress = func(p csitest.Progress) {
+			if text := failed(p); text != "" {
+				fmt.Fprintf(stderr, "\r\x1b[K%s\n", text)
+			}
 			fmt.Fprintf(stderr, "\r\x1b[K%3d/%d  %5d calls  %4.0f s  %s", p.Done, p.Total, p.Calls, p.Elapsed.Seconds(), p.Rule.ID)
 		}
 		defer fmt.Fprint(stderr, "\r\x1b[K")
 	} else {
 		last := time.Now()
 		o.cfg.Progress = func(p csitest.Progress) {
+			if text := failed(p); text != "" {
+				fmt.Fprintln(stderr, text)
+			}
 			if time.Since(last) > 10*time.Second {
 				last = time.Now()
 				fmt.Fprintf(stderr, "%d/%d rules, %d calls, %.0f s: %s\n", p.Done, p.Total, p.Calls, p.Elapsed.Seconds(), p.Rule.ID)
@@ -39,6 +45,18 @@ func (o *options) check(ctx context.Context, stdout, stderr io.Writer) (ok bool,
 		return false, fmt.Errorf("print the report: %w", err)
 	}
 	return report.OK(), o.write(report)
+}
+
+// failed is a line about a rule that has just failed, or nothing.
+func failed(p csitest.Progress) string {
+	if p.Result == nil || p.Result.Outcome != csitest.Failed && p.Result.Outcome != csitest.Broken || p.Result.Known {
+		return ""
+	}
+	text := fmt.Sprintf("%s %s %s: %s", p.Result.Outcome, p.Rule.Level, p.Rule.ID, p.Rule.Title)
+	if len(p.Result.Failures) > 0 {
+		text += "\n    got " + oneLine(fmt.Sprintf("%.200s", p.Result.Failures[0].Got))
+	}
+	return text
 }
 
 // printers are the values of -format.

@@ -120,7 +120,7 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	size, err := n.ops.Expand(ctx, nodeops.ExpandRequest{VolumeID: v.ID, VolumePath: req.GetVolumePath(), RequiredBytes: v.Size})
+	size, err := n.ops.Expand(ctx, nodeops.ExpandRequest{VolumeID: v.ID, VolumePath: req.GetVolumePath(), RequiredBytes: max(v.Size, req.GetCapacityRange().GetRequiredBytes())})
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, err
 }
 
@@ -165,10 +165,7 @@ func (n *node) detach(ctx context.Context, id string) error {
 		if (image == nil || dev.Number != image.Number) && (!dev.Deleted || dev.Backing != n.file(id, ".img")) {
 			continue
 		}
-		at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path}) // a published block device need not be open
-		if err == nil && len(at) > 0 {
-			err = fmt.Errorf("%w: volume %s is published at %q", csierr.Precondition, id, at)
-		}
+		err := n.ops.Released(ctx, nodeops.Device{Path: dev.Path}) // a published block device need not be open
 		if err == nil {
 			err = dev.Detach(ctx)
 		}

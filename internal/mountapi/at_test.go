@@ -46,26 +46,26 @@ func TestStackAt(t *testing.T) {
 		{"relative", nil},
 	} {
 		var ids []int
-		for _, m := range stackAt(table, test.path) {
+		for _, m := range Stack(table, test.path) {
 			ids = append(ids, m.ID)
 		}
 		if !slices.Equal(ids, test.want) {
 			t.Errorf("%s: %v, want %v", test.path, ids, test.want)
 		}
 	}
-	if on := stackAt(nil, "/"); on != nil {
+	if on := Stack(nil, "/"); on != nil {
 		t.Errorf("no mounts: %v", on)
 	}
 	chroot := []Mount{{ID: 2, ParentID: 1, MountPoint: "/a"}, {ID: 3, ParentID: 1, MountPoint: "/b"}}
-	if on := stackAt(chroot, "/b"); len(on) != 1 {
+	if on := Stack(chroot, "/b"); len(on) != 1 {
 		t.Errorf("the root is no mount point: %v", on)
 	}
 	selfParent := []Mount{{ID: 1, ParentID: 1, MountPoint: "/"}, {ID: 2, ParentID: 1, MountPoint: "/a"}}
-	if on := stackAt(selfParent, "/"); len(on) != 1 {
+	if on := Stack(selfParent, "/"); len(on) != 1 {
 		t.Errorf("a mount that is its own parent: %v", on)
 	}
 	round := []Mount{{ID: 1, MountPoint: "/"}, {ID: 2, ParentID: 1, MountPoint: "/"}, {ID: 1, ParentID: 2, MountPoint: "/"}}
-	if on := stackAt(round, "/"); len(on) > len(round) {
+	if on := Stack(round, "/"); len(on) > len(round) {
 		t.Errorf("ids that go round: %v", on)
 	}
 }

@@ -110,7 +110,7 @@ func TestStatAtAgreesWithTable(t *testing.T) {
 		if err == errIncomplete {
 			continue
 		}
-		if want := stackAt(table, m.MountPoint); err != nil || !slices.Equal(stat, want) {
+		if want := Stack(table, m.MountPoint); err != nil || !slices.Equal(stat, want) {
 			t.Errorf("%q: %v\n%swant\n%s", m.MountPoint, err, text(stat), text(want))
 		}
 		reported++

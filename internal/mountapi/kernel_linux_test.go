@@ -89,7 +89,7 @@ func (s *sandbox) table() []Mount {
 // mount returns the only mount on the path.
 func (s *sandbox) mount(path string) Mount {
 	s.Helper()
-	on := stackAt(s.table(), path)
+	on := Stack(s.table(), path)
 	if len(on) != 1 {
 		s.Fatalf("%d mounts on %s", len(on), path)
 	}

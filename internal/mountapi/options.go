@@ -50,6 +50,14 @@ func (a Attr) String() string {
 	return strings.Join(on, ",")
 }
 
+// With returns the attributes of a mount that has a, after more is added, as [CloneTree] does.
+func (a Attr) With(more Attr) Attr {
+	if more&(NoAtime|StrictAtime) != 0 {
+		a &^= NoAtime | StrictAtime
+	}
+	return a | more
+}
+
 // Options are mount flags as a CO sends them, split into those of the mount and those of
 // the file system.
 type Options struct {

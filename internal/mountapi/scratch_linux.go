@@ -147,7 +147,7 @@ func (k Kernel) cloneByMount(source string, attr Attr) (_ *Tree, err error) {
 			return nil, err
 		}
 		// A remount replaces all flags, also those that came with the source.
-		flags := mountFlags(m.MountAttr().with(attr))
+		flags := mountFlags(m.MountAttr().With(attr))
 		if err := s.mount("remount", "", s.point, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
 			return nil, err
 		}
@@ -177,14 +177,6 @@ func (k Kernel) newByMount(fsType, source string, o Options) (_ *Tree, err error
 		return nil, err
 	}
 	return s.tree(o.Attr)
-}
-
-// with returns the attributes of a mount that has a, after more is added.
-func (a Attr) with(more Attr) Attr {
-	if more&(NoAtime|StrictAtime) != 0 {
-		a &^= NoAtime | StrictAtime
-	}
-	return a | more
 }
 
 // mountData is what mount(2) takes.

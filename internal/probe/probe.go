@@ -41,6 +41,7 @@ type Result struct {
 	BlockSize  int64
 	Incomplete bool // according to the superblock, mkfs was interrupted
 	Clean      bool // according to the superblock, no check is needed: complete, and no error was recorded
+	Recovery   bool // the journal of an ext4 has to be replayed, by mounting it or by e2fsck
 	Full       bool // the file system cannot grow on this device
 	Devices    int  // of a btrfs, including this one; else 0
 }

@@ -12,6 +12,7 @@ const (
 	extStateErrors = 0x2
 
 	extCompatJournal   = 0x4
+	extIncompatRecover = 0x4
 	extIncompat64Bit   = 0x80
 	extIncompatExt4    = 0x40 | 0x80 | 0x200              // extents, 64bit, flex_bg
 	extROCompatExt4    = 0x8 | 0x10 | 0x20 | 0x40 | 0x400 // huge_file, gdt_csum, dir_nlink, extra_isize, metadata_csum
@@ -48,11 +49,18 @@ func ext(head []byte, size int64) (Result, bool) {
 	case compat&extCompatJournal != 0:
 		r.Type = "ext3"
 	}
-	// A journal that has to be replayed does not count as unclean: the mount replays it.
+	r.Recovery = incompat&extIncompatRecover != 0
 	state := le.Uint16(sb[0x3a:])
 	r.Clean = state&extStateValid != 0 && state&extStateErrors == 0
 	r.Full = extFull(sb, int64(blocks), size/blockSize, blockSize)
 	return r, true
+}
+
+// ExtClean reports whether the ext superblock at the start of a device, of which head is at
+// least 2 KiB, records no error. It is true if there is none.
+func ExtClean(head []byte) bool {
+	r, ok := ext(head, 0)
+	return !ok || r.Clean
 }
 
 // extFull reports whether the file system covers the device up to a last block

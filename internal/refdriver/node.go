@@ -186,7 +186,7 @@ func (d *Driver) NodeExpandVolume(_ context.Context, req *csi.NodeExpandVolumeRe
 	if req.GetCapacityRange().GetRequiredBytes() > v.GetCapacityBytes() {
 		return nil, status.Error(codes.OutOfRange, "ControllerExpandVolume comes first")
 	}
-	if d.mounts(v) {
+	if d.mounts(v) && !d.Directories {
 		if err := growDisk(d.data(v.GetVolumeId()), v.GetCapacityBytes()); err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
 		}
@@ -218,7 +218,7 @@ func (d *Driver) makeData(v *volume) error {
 		return nil
 	}
 	path := d.data(v.GetVolumeId())
-	if err := os.Mkdir(path, 0o750); err != nil || v.isBlock() {
+	if err := os.Mkdir(path, 0o750); err != nil || v.isBlock() || d.Directories {
 		return err
 	}
 	return mountDisk(path, v.GetCapacityBytes())
@@ -283,6 +283,9 @@ func (d *Driver) removeData(v *volume) error {
 		return nil
 	}
 	path := d.data(v.GetVolumeId())
+	if d.Directories {
+		return os.RemoveAll(path)
+	}
 	if !v.isBlock() {
 		if err := Unbind(path); err != nil {
 			return err

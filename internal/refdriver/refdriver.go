@@ -35,6 +35,9 @@ type Driver struct {
 	// Dir is where file system volumes lie that are mounted for real. Empty: none
 	// is, targets are plain directories and files.
 	Dir string
+	// Directories makes volumes directories of one file system, which does not grow with
+	// them.
+	Directories bool
 	// Copied, if set, is called after every copy of data, with the names of the two
 	// directories below Dir: a volume's or a snapshot's ID.
 	Copied func(from, to string)

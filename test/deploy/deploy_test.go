@@ -1,27 +1,34 @@
 package deploy
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/storage"
+	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
 )
 
 // drivers are the examples that have manifests.
 var drivers = []*driver{
 	{
 		name:     "blockdriver",
-		optional: map[string]string{"group-snapshots": "single-node"},
+		optional: map[string]string{"group-snapshots": "single-node", "node-lifecycle": "sidecar-free-node"},
 	},
 	{
 		name:         "nfsdriver",
-		optional:     map[string]string{"inline-volumes": "cluster"},
+		optional:     map[string]string{"inline-volumes": "cluster", "startup-taint": "sidecar-free-node"},
 		network:      true,
 		single:       true,
 		capabilities: []corev1.Capability{"SYS_ADMIN", "FOWNER", "MKNOD"},
@@ -40,22 +47,36 @@ func TestManifests(t *testing.T) {
 			}
 			t.Logf("%s: built in %v: %d flags", d.name, time.Since(start).Round(time.Millisecond), len(d.flags))
 			tree := d.tree(t)
+			rendered := func(overlay string, components ...string) []runtime.Object {
+				objects, err := tree.render(overlay, components)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return objects
+			}
 			for _, overlay := range d.overlays(t) {
-				t.Run(overlay, func(t *testing.T) { d.check(t, tree, overlay) })
+				t.Run(overlay, func(t *testing.T) { d.check(t, rendered(overlay)) })
 			}
 			for component, overlay := range d.optional {
-				t.Run(overlay+"+"+component, func(t *testing.T) { d.check(t, tree, overlay, component) })
+				t.Run(overlay+"+"+component, func(t *testing.T) { d.check(t, rendered(overlay, component)) })
+			}
+			// What only the chart has. With the values of overlays its objects are theirs.
+			chart := d.chart(t)
+			for _, overlay := range d.overlays(t) {
+				t.Run("chart/"+overlay, func(t *testing.T) {
+					values := chart.valuesOf(t, overlay)
+					set(values, "serviceMonitor.enabled", true)
+					set(values, "snapshots.enabled", false)
+					namespace := slices.DeleteFunc(rendered(overlay), func(o runtime.Object) bool { return !isNamespace(o) })
+					d.check(t, append(namespace, chart.release(t, d.name, values).objects...))
+				})
 			}
 		})
 	}
 }
 
-func (d *driver) check(t *testing.T, tree tree, overlay string, components ...string) {
+func (d *driver) check(t *testing.T, objects []runtime.Object) {
 	start := time.Now()
-	objects, err := tree.render(overlay, components)
-	if err != nil {
-		t.Fatal(err)
-	}
 	c := newCluster(d, objects)
 	if len(c.workloads) == 0 {
 		t.Fatal("nothing runs")
@@ -80,7 +101,7 @@ func (d *driver) check(t *testing.T, tree tree, overlay string, components ...st
 	for _, w := range c.workloads {
 		containers += len(w.all)
 	}
-	t.Logf("%s: %d objects, %d containers, %d processes, %d rules: %v", overlay, len(objects), containers, len(h.processes), len(rules), time.Since(start).Round(time.Millisecond))
+	t.Logf("%d objects, %d containers, %d processes, %d rules: %v", len(objects), containers, len(h.processes), len(rules), time.Since(start).Round(time.Millisecond))
 }
 
 // The samples are taken by an API server, and name classes that the overlays have.
@@ -91,6 +112,13 @@ func TestSamples(t *testing.T) {
 			samples, err := tree.build("/deploy/samples")
 			if err != nil {
 				t.Fatal(err)
+			}
+			if d.name == "blockdriver" { // to be applied when a pod of the others has ended
+				copies, err := tree.build("/deploy/samples/copies")
+				if err != nil {
+					t.Fatal(err)
+				}
+				samples = append(samples, copies...)
 			}
 			objects, err := tree.render(d.overlays(t)[0], nil)
 			if err != nil {
@@ -117,11 +145,96 @@ func TestSamples(t *testing.T) {
 					}
 				}
 			}
+			for _, f := range unserved(objects, samples) {
+				t.Error(f)
+			}
 			if len(samples) == 0 {
 				t.Error("no samples")
 			}
 			t.Logf("%d samples", len(samples))
 		})
+	}
+}
+
+// unserved are the claims among samples that are never bound because no pod uses them, and the
+// sources of snapshots and clones that stay attached: a pool without atomic copies refuses
+// to copy those.
+func unserved(objects, samples []runtime.Object) (findings []string) {
+	late, attached := map[string]bool{}, false
+	for _, o := range objects {
+		switch o := o.(type) {
+		case *storagev1.StorageClass:
+			late[o.Name] = o.VolumeBindingMode != nil && *o.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+		case *storagev1.CSIDriver:
+			attached = o.Spec.AttachRequired == nil || *o.Spec.AttachRequired
+		}
+	}
+	used, inUse := map[string]bool{}, map[string]bool{} // by a pod, by one that does not end
+	for _, o := range samples {
+		pod, ends := podOf(o), false
+		if p, is := o.(*corev1.Pod); is {
+			pod, ends = &p.Spec, p.Spec.RestartPolicy == corev1.RestartPolicyNever || p.Spec.RestartPolicy == corev1.RestartPolicyOnFailure
+		}
+		if pod == nil {
+			continue
+		}
+		for _, v := range pod.Volumes {
+			if c := v.PersistentVolumeClaim; c != nil {
+				used[c.ClaimName] = true
+				inUse[c.ClaimName] = inUse[c.ClaimName] || !ends
+			}
+		}
+	}
+	source := func(o runtime.Object, claim string) {
+		if attached && inUse[claim] {
+			findings = append(findings, fmt.Sprintf("%s: its source %s is in use by a pod that does not end", nameOf(o), claim))
+		}
+	}
+	for _, o := range samples {
+		switch o := o.(type) {
+		case *corev1.PersistentVolumeClaim:
+			if s := o.Spec.StorageClassName; s != nil && late[*s] && !used[o.Name] {
+				findings = append(findings, nameOf(o)+": no pod uses it, and its class is WaitForFirstConsumer")
+			}
+			if s := o.Spec.DataSource; s != nil && s.Kind == "PersistentVolumeClaim" {
+				source(o, s.Name)
+			}
+		case *snapshotv1.VolumeSnapshot:
+			if s := o.Spec.Source.PersistentVolumeClaimName; s != nil {
+				source(o, *s)
+			}
+		}
+	}
+	return findings
+}
+
+// The API server refuses to make an existing CSIDriver one of inline volumes: nfsdriver's README
+// says to delete it first.
+func TestInlineNeedsNewCSIDriver(t *testing.T) {
+	d := able("nfsdriver")
+	tree := d.tree(t)
+	var versions []*storage.CSIDriver
+	for _, components := range [][]string{nil, {"inline-volumes"}} {
+		objects, err := tree.render("cluster", components)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := newCluster(d, objects).csiDrivers[0]
+		o.ResourceVersion = "1"
+		legacyscheme.Scheme.Default(o)
+		internal := &storage.CSIDriver{}
+		if err := legacyscheme.Scheme.Convert(o, internal, nil); err != nil {
+			t.Fatal(err)
+		}
+		versions = append(versions, internal)
+	}
+	text, err := os.ReadFile(filepath.Join(d.dir(), "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := storagevalidation.ValidateCSIDriverUpdate(versions[1], versions[0])
+	if documented := strings.Contains(string(text), "kubectl delete csidriver "+versions[0].Name); len(refused) == 0 || !documented {
+		t.Errorf("the update is refused: %v; the README says to delete it: %t", refused, documented)
 	}
 }
 

@@ -165,7 +165,8 @@ func (h *host) run(ctx context.Context, d *driver, w *workload, replica int) err
 
 	p := &process{workload: w, cmd: exec.CommandContext(ctx, d.binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
+	// As in a cluster whose API server cannot be reached: the driver has to serve.
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "KUBERNETES_SERVICE_HOST=127.0.0.1", "KUBERNETES_SERVICE_PORT=1"}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: w.credential()}
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = 30 * time.Second

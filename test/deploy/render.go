@@ -9,6 +9,7 @@ import (
 
 	groupsnapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumegroupsnapshot/v1"
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -83,6 +84,7 @@ var scheme = func() *runtime.Scheme {
 	utilruntime.Must(clientscheme.AddToScheme(s))
 	utilruntime.Must(snapshotv1.AddToScheme(s))
 	utilruntime.Must(groupsnapshotv1.AddToScheme(s))
+	utilruntime.Must(monitoringv1.AddToScheme(s))
 	return s
 }()
 

@@ -193,8 +193,8 @@ var podRules = []rule{
 			if w.pod.TerminationGracePeriodSeconds != nil {
 				grace = *w.pod.TerminationGracePeriodSeconds
 			}
-			if !said || time.Duration(grace)*time.Second <= drain {
-				report(w, "terminationGracePeriodSeconds is %d, -drain-timeout %q", grace, w.driver.flags["drain-timeout"])
+			if !said || time.Duration(grace)*time.Second <= drain+w.driver.preStop() {
+				report(w, "terminationGracePeriodSeconds is %d, -drain-timeout %q, the preStop hook takes %v", grace, w.driver.flags["drain-timeout"], w.driver.preStop())
 			}
 		}
 	}},

@@ -28,7 +28,7 @@ var rightsRules = []rule{
 	{"rbac-missing", "the sidecar waits, or fails when it is first asked", func(c *cluster, report reporter) {
 		for _, w := range c.workloads {
 			granted := c.granted(w.namespace, w.pod.ServiceAccountName)
-			for _, n := range w.sidecars {
+			for _, n := range w.all {
 				for _, r := range c.rightsOf(n) {
 					for _, g := range r.grants() {
 						if !slices.ContainsFunc(granted, func(have grant) bool { return have.covers(g) }) {
@@ -111,6 +111,9 @@ func (r right) grants() (gs []grant) {
 
 // rightsOf lists what a container needs of the API server.
 func (c *cluster) rightsOf(n *container) []right {
+	if strings.HasPrefix(n.image, c.driver.name) {
+		return n.lifecycleRights()
+	}
 	s := sidecars[n.image]
 	if s.rights == nil {
 		return nil
@@ -123,7 +126,7 @@ func (c *cluster) rightsOf(n *container) []right {
 }
 
 func (w *workload) rights(c *cluster) (gs []grant) {
-	for _, n := range w.sidecars {
+	for _, n := range w.all {
 		for _, r := range c.rightsOf(n) {
 			gs = append(gs, r.grants()...)
 		}

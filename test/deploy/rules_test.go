@@ -116,8 +116,35 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"attach", "CSIDriver", "nfs.csikit.dev", `{spec: {attachRequired: true}}`},
 }
 
+// brokenLifecycle is as broken, with the component that adds nodelifecycle.
+var brokenLifecycle = []struct{ rule, kind, name, patch string }{
+	{"grace", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {terminationGracePeriodSeconds: 80}}}}`},
+	{"account", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {automountServiceAccountToken: false}}}}`},
+	{"rbac-missing", "ClusterRole", "blockdriver-node-lifecycle", `- {op: replace, path: /rules/0/verbs, value: [get]}`},
+	{"rbac-missing", "ClusterRole", "blockdriver-node-lifecycle", `- {op: remove, path: /rules/1}`}, // csinodes
+	{"rbac-missing", "ClusterRole", "blockdriver-node-lifecycle", `- {op: remove, path: /rules/2}`}, // volumeattachments
+	{"rbac-missing", "ClusterRoleBinding", "blockdriver-node-lifecycle", `- {op: replace, path: /subjects/0/name, value: blockdriver-controller}`},
+	{"rbac-excess", "ClusterRole", "blockdriver-node-lifecycle", `- {op: add, path: /rules/0/verbs/-, value: list}`},
+	{"rbac-excess", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/lifecycle}`},
+	{"rbac-excess", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/args/10}`}, // -startup-taint
+	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop/exec/command/2, value: -drain-timeout=60s}`},
+	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop/exec/command/0, value: /blockdriver}`},
+	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop, value: {sleep: {seconds: 60}}}`},
+	{"pre-stop", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, env: [{name: NODE_NAME, $patch: delete}]}]}}}}`},
+	{"pre-stop", "CSIDriver", "block.csikit.dev", `{spec: {attachRequired: false}}`},
+	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/2, value: -mode=node}`}, // -register
+	{"taint", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/10, value: "-startup-taint=block.csikit.dev/agent-not-ready:NoExecute"}`},
+}
+
 // overlays are those that are broken.
 var overlays = map[string]string{"blockdriver": "shared-pool", "nfsdriver": "cluster"}
+
+// lifecycle are the components that use package nodelifecycle, and lifecycleOverlays those that
+// they are for.
+var (
+	lifecycle         = map[string][]string{"blockdriver": {"node-lifecycle"}, "nfsdriver": {"startup-taint"}}
+	lifecycleOverlays = map[string]string{"blockdriver": "sidecar-free-node", "nfsdriver": "cluster"}
+)
 
 // able is a driver of the table as it is when it has been asked: with all that its
 // manifests count on.
@@ -125,7 +152,7 @@ func able(name string) *driver {
 	d := *drivers[slices.IndexFunc(drivers, func(d *driver) bool { return d.name == name })]
 	d.caps, d.flags = map[string]bool{}, map[string]bool{}
 	caps := []string{"CREATE_DELETE_VOLUME", "EXPAND_VOLUME", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT"}
-	flags := []string{"mode", "endpoint", "node-id", "drain-timeout", "log-format"}
+	flags := []string{"mode", "endpoint", "node-id", "drain-timeout", "log-format", "startup-taint", "register", "registration-dir", "http"}
 	switch name {
 	case "blockdriver":
 		d.csiName = "block.csikit.dev"
@@ -150,15 +177,23 @@ func TestRules(t *testing.T) {
 	for name, overlay := range overlays {
 		d := able(name)
 		trees[name] = d.tree(t)
-		if objects, err := trees[name].render(overlay, nil); err != nil {
-			t.Fatal(err)
-		} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
-			t.Fatalf("%s without a mistake: %q", name, findings)
+		for i, overlay := range []string{overlay, lifecycleOverlays[name]} {
+			components := [][]string{nil, lifecycle[name]}[i]
+			if objects, err := trees[name].render(overlay, components); err != nil {
+				t.Fatal(err)
+			} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
+				t.Fatalf("%s with %q without a mistake: %q", name, components, findings)
+			}
 		}
 	}
 	tested := map[string]bool{}
-	for _, b := range broken {
+	for i, b := range slices.Concat(broken, brokenLifecycle) {
 		tested[b.rule] = true
+		var components []string
+		in := overlays
+		if i >= len(broken) {
+			components, in = lifecycle["blockdriver"], lifecycleOverlays
+		}
 		t.Run(b.rule, func(t *testing.T) {
 			name := "blockdriver"
 			if strings.HasPrefix(b.name, "nfs") {
@@ -177,7 +212,7 @@ func TestRules(t *testing.T) {
 				text := "{kind: " + b.kind + ", apiVersion: any, metadata: {name: " + b.name + "}, " + strings.TrimPrefix(strings.TrimSuffix(b.patch, "}"), "{") + "}"
 				patches = []types.Patch{{Patch: text, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
 			}
-			objects, err := trees[name].render(overlays[name], nil, patches...)
+			objects, err := trees[name].render(in[name], components, patches...)
 			if err != nil {
 				t.Fatalf("%s: %v", b.patch, err)
 			}

@@ -59,6 +59,9 @@ func validate(o runtime.Object) error {
 		})
 	case *corev1.Namespace:
 		return validateAs(o, &core.Namespace{}, corevalidation.ValidateNamespace)
+	case *corev1.Service:
+		o.Spec.ClusterIPs = []string{o.Spec.ClusterIP} // as the API server does before it validates
+		return validateAs(o, &core.Service{}, corevalidation.ValidateServiceCreate)
 	case *corev1.ServiceAccount:
 		return validateAs(o, &core.ServiceAccount{}, corevalidation.ValidateServiceAccount)
 	case *rbacv1.ClusterRole:

@@ -19,18 +19,17 @@ import (
 // config is the settings of the driver itself. Every setting is a flag and an
 // environment variable; the flag wins.
 type config struct {
-	endpoint     string
-	register     string
-	registry     string
-	mode         string
-	nodeID       string
-	topology     topology.Segments
-	driverName   string
-	maxVolumes   int64
-	drainTimeout time.Duration
-	http         string
-	logLevel     slog.Level
-	logFormat    string
+	endpoint           string
+	register, registry string
+	mode               string
+	nodeID, driverName string
+	topology           topology.Segments
+	maxVolumes         int64
+	startupTaint       string
+	drainTimeout       time.Duration
+	http               string
+	logLevel           slog.Level
+	logFormat          string
 }
 
 const program = "blockdriver"
@@ -69,6 +68,7 @@ func parseConfig(p storage.Provider, args []string, getenv func(string) string, 
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
 	fs.StringVar(&c.driverName, "driver-name", defaultName, "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
+	fs.StringVar(&c.startupTaint, "startup-taint", "", "`key` of a taint to remove from the node -node-id once kubelet has registered the driver, such as "+defaultName+"/agent-not-ready")
 	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls in flight may take to end after SIGTERM")
 	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz, /debug and /metrics, such as 127.0.0.1:9808 (default: none)")
 	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
@@ -134,9 +134,6 @@ func (c *config) check() error {
 	}
 	if c.drainTimeout <= 0 {
 		return fmt.Errorf("-drain-timeout %v: want more than 0", c.drainTimeout)
-	}
-	if c.register != "" && c.mode == "controller" {
-		return errors.New("-register is for the node plugin: kubelet does not use -mode controller")
 	}
 	if c.nodeID == "" && c.mode != "controller" {
 		host, err := os.Hostname()

@@ -49,7 +49,6 @@ func TestBadConfig(t *testing.T) {
 		{good + "-max-volumes x", "", "max-volumes"},
 		{good + "-drain-timeout 0s", "", "-drain-timeout 0s"},
 		{good + "-node-id " + strings.Repeat("n", 257), "", "-node-id has 257 bytes"},
-		{good + "-mode controller -register /csi.sock", "", "-register is for the node plugin"},
 		{good + "extra", "", `"extra"`},
 		{good + "-no-such-flag", "", "no-such-flag"},
 		{good, "CSIKIT_MAX_VOLUMES=many", `CSIKIT_MAX_VOLUMES="many"`},

@@ -76,7 +76,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	// whichever call attached it; unless the work is still in flight, then the retry needs it.
 	var parked interface{ Pending() <-chan struct{} }
 	if !errors.As(err, &parked) {
-		if undo := n.detach(ctx, req.GetVolumeId()); undo != nil && !errors.Is(undo, errPublished) {
+		if undo := n.detach(ctx, req.GetVolumeId()); undo != nil && !errors.Is(undo, csierr.Precondition) {
 			return nil, status.Errorf(codes.Unavailable, "%v; and the device remains: %v", err, undo)
 		}
 	}
@@ -99,19 +99,15 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	_, notStaged := n.devices.Find(ctx, req.GetVolumeId())
-	if notStaged != nil && !errors.Is(notStaged, csierr.NotFound) {
-		return nil, notStaged
+	// Only a stage attaches: a device of this call's making would be seen by another publish.
+	if _, err := n.devices.Find(ctx, req.GetVolumeId()); errors.Is(err, csierr.NotFound) {
+		return nil, csierr.Errorf("publish volume", req.GetVolumeId(), "%w: stage it first", err)
+	} else if err != nil {
+		return nil, err
 	}
 	dev, err := n.devices.Attach(ctx, device) // the volume may have been detached or deleted since it was staged
 	if err != nil {
 		return nil, err
-	}
-	if notStaged != nil {
-		if err := n.detach(ctx, req.GetVolumeId()); err != nil {
-			return nil, err
-		}
-		return nil, status.Errorf(codes.FailedPrecondition, "volume %s has no device on this node: stage it first", req.GetVolumeId())
 	}
 	readOnly := req.GetReadonly() || vol.readOnly
 	once := csispec.IsSinglePublish(req.GetVolumeCapability().GetAccessMode().GetMode())
@@ -165,21 +161,14 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-// errPublished: the device is in use.
-var errPublished = csierr.Precondition.New("still published")
-
-// detach removes the device of the volume, if it has one. nodeops.Unstage answers for file
-// systems; a raw block publication does not keep the device open, and is visible only as
-// a mount of the device node. What was lost of a volume must not keep its device: without
-// an answer of Find it is for the storage to refuse one that is in use.
+// detach removes the device of the volume, if it has one, once it is released: a raw block
+// publication does not keep the device open, and another mount namespace may still have the
+// file system mounted. What was lost of a volume must not keep its device: without an answer
+// of Find it is for the storage to refuse one that is in use.
 func (n *node) detach(ctx context.Context, volumeID string) error {
 	if dev, err := n.devices.Find(ctx, volumeID); err == nil {
-		at, err := n.ops.MountedAt(ctx, nodeops.Device{Path: dev.Path})
-		if err != nil {
-			return err
-		}
-		if len(at) > 0 {
-			return csierr.Errorf("detach device of volume", volumeID, "%s is %w at %v: unpublish it first", dev.Path, errPublished, at)
+		if err := n.ops.Released(ctx, nodeops.Device{Path: dev.Path}); err != nil {
+			return csierr.Errorf("detach device of volume", volumeID, "%w", err)
 		}
 	}
 	return n.devices.Detach(ctx, volumeID)

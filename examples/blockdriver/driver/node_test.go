@@ -1,11 +1,14 @@
 package driver
 
 import (
+	"context"
 	"maps"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
+	"github.com/csikit/csikit/nodeops"
 	"google.golang.org/grpc/codes"
 )
 
@@ -56,5 +59,33 @@ func TestPublishContext(t *testing.T) {
 	// Unknown is the safe side: data is not formatted over.
 	if got, _, _ := attachedOf(&csi.NodeStageVolumeRequest{VolumeCapability: mountCap("xfs", writer), PublishContext: map[string]string{keyAccessType: "xfs"}}); !got.holdsData || got.prezeroed {
 		t.Errorf("without the keys: %+v", got)
+	}
+}
+
+// noDevice has no device for any volume.
+type noDevice struct {
+	storage.Devices
+	attached bool
+}
+
+func (d *noDevice) Find(context.Context, string) (nodeops.Device, error) {
+	return nodeops.Device{}, csierr.NotFound
+}
+
+func (d *noDevice) Attach(context.Context, storage.DeviceRequest) (nodeops.Device, error) {
+	d.attached = true
+	return nodeops.Device{Path: "/dev/null"}, nil
+}
+
+// A publish before the stage makes no device appear: another publish would use it, and
+// nothing would remove it after a kill.
+func TestPublishBeforeStage(t *testing.T) {
+	d := new(noDevice)
+	_, err := (&node{devices: d}).NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+		VolumeId: "vol-1", VolumeCapability: mountCap("xfs", writer), PublishContext: publishContextOf(storage.Volume{AccessType: "xfs"}, storage.Attachment{}, nil),
+	})
+	wantCode(t, err, codes.NotFound, "stage it first")
+	if d.attached {
+		t.Error("the device was attached")
 	}
 }

@@ -3,9 +3,9 @@
 //
 // These files are optional: delete one, with its test, and the driver does not have what
 // is in it: capacity.go (free space), group.go (group snapshots), health.go (of volumes and
-// storage), list.go (lists of volumes), modify.go (VolumeAttributesClass), snapshots.go
-// (snapshots and clones), snapshotmetadata.go (changed blocks), telemetry.go (metrics and
-// traces).
+// storage), lifecycle.go (start-up taint, preStop hook), list.go (lists of volumes), modify.go
+// (VolumeAttributesClass), register.go (with kubelet), snapshots.go (snapshots and clones),
+// snapshotmetadata.go (changed blocks), telemetry.go (metrics and traces).
 package driver
 
 import (
@@ -20,7 +20,6 @@ import (
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
 	"github.com/csikit/csikit/nodeops"
-	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -37,6 +36,9 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		if ok, err := c.Command(args, getenv, stdout); ok {
 			return err
 		}
+	}
+	if len(args) > 0 && commands[args[0]] != nil {
+		return commands[args[0]](ctx, args[1:], getenv)
 	}
 	cfg, err := parseConfig(p, args, getenv, stdout)
 	if err != nil {
@@ -108,31 +110,33 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, t *telemetry, sect
 	if err != nil {
 		return err
 	}
-	var beside []csiserver.ServeOption
-	if cfg.register != "" {
-		r, err := registration.New(registration.Config{
-			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
-		})
+	var options []csiserver.ServeOption
+	for _, add := range beside {
+		o, shown, err := add(cfg, log)
 		if err != nil {
 			return err
 		}
-		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
-		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
-			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
+		options, sections = append(options, o...), append(sections, shown...)
 	}
 	pages := http.NewServeMux()
 	pages.Handle("/", server.Health(sections...))
 	if t.metrics != nil {
 		pages.Handle("GET /metrics", t.metrics)
 	}
-	beside = append(beside, csiserver.WithHealth(cfg.http, pages))
+	options = append(options, csiserver.WithHealth(cfg.http, pages))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", Version)
-	return server.Serve(ctx, lis, beside...)
+	return server.Serve(ctx, lis, options...)
 }
+
+// commands are those of the optional files, by the first argument.
+var commands = map[string]func(_ context.Context, args []string, getenv func(string) string) error{}
+
+// beside is what the optional files run beside the server, if their flags are set.
+var beside []func(config, *slog.Logger) ([]csiserver.ServeOption, []csiserver.HealthSection, error)
 
 // telemetry is where metrics and traces go. What is nil costs nothing.
 type telemetry struct {

@@ -123,8 +123,8 @@ func (d *devices) CheckVolume(ctx context.Context, id string) ([]storage.Problem
 	return append(problems, p.checkPool(d.reserve)...), nil
 }
 
-// checkMounts finds a file system that became read-only because of errors. One that does
-// not answer is for others to find.
+// checkMounts finds a file system that has had errors. One that does not answer is for
+// others to find.
 func (d *devices) checkMounts(ctx context.Context, dev string) []storage.Problem {
 	ctx, cancel := context.WithTimeout(ctx, mountsTimeout)
 	defer cancel()
@@ -132,19 +132,12 @@ func (d *devices) checkMounts(ctx context.Context, dev string) []storage.Problem
 	if err != nil {
 		return nil
 	}
-	at, _, err := d.work.Do(ctx, "check the file system on "+dev, func() (any, error) {
-		for _, path := range paths {
-			if becameReadOnly(path) {
-				return path, nil
-			}
+	for _, path := range paths {
+		if s, err := d.env.Ops.Stats(ctx, nodeops.StatsRequest{VolumePath: path}); err == nil && s.Condition != "" {
+			return []storage.Problem{{Severity: degraded, Reason: "FileSystemError", Text: fmt.Sprintf("%s: %s; see the kernel's log", path, s.Condition)}}
 		}
-		return "", nil
-	})
-	if err != nil || at == "" {
-		return nil
 	}
-	return []storage.Problem{{Severity: degraded, Reason: "FileSystemReadOnly",
-		Text: fmt.Sprintf("the file system at %s is read-only, though it was mounted for writing: see the kernel's log", at)}}
+	return nil
 }
 
 const mountsTimeout = 2 * time.Second

@@ -50,7 +50,7 @@ func TestNodeHealth(t *testing.T) {
 		t.Errorf("healthy: %q", got)
 	}
 	must(t, unix.Mount("", w.target("a"), "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
-	if got := health(); got != "FileSystemReadOnly" {
+	if got := health(); got != "FileSystemError" {
 		t.Errorf("file system read-only: %q", got)
 	}
 	must(t, w.unpublish("a"))
@@ -74,7 +74,7 @@ func TestHealthOfABrokenFilesystem(t *testing.T) {
 	filepool.BreakFilesystem(t, w.staging(), dev.Path)
 	h, err := w.node.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: w.id, VolumePublishPath: w.target("a"), StagingTargetPath: w.staging()})
 	must(t, err)
-	if got := reasons(h.GetVolumeHealth()); got != "FileSystemReadOnly" {
+	if got := reasons(h.GetVolumeHealth()); got != "FileSystemError" {
 		t.Errorf("the volume's health is %q", got)
 	}
 

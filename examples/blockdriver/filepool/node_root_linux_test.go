@@ -89,7 +89,7 @@ func TestStageRevokesAPendingDetach(t *testing.T) {
 	must(t, err)
 	defer holder.Close()
 	refused(t, w.unstage(), codes.Unavailable, "in use")
-	refused(t, w.publish("a", false), codes.Unavailable, "in use") // and "stage it first" when the kernel has detached it
+	refused(t, w.publish("a", false), codes.NotFound, "stage it first") // which takes the device back
 	must(t, w.stage())
 	must(t, w.publish("a", false))
 	must(t, holder.Close())

@@ -61,14 +61,3 @@ func serves(dev *os.File, image string) error {
 	}
 	return nil
 }
-
-// becameReadOnly: what is mounted at path refuses writes, as an ext4 with errors does.
-func becameReadOnly(path string) bool {
-	dir, err := os.OpenFile(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	if err != nil { // such as a raw block volume
-		return false
-	}
-	defer dir.Close()
-	ro, err := refusesWrites(dir)
-	return err == nil && ro
-}

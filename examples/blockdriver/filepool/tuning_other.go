@@ -9,5 +9,3 @@ import (
 )
 
 func tune(*loopdev.Device, string, map[string]string) error { return errors.ErrUnsupported }
-
-func becameReadOnly(string) bool { return false }

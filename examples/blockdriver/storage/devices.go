@@ -23,7 +23,8 @@ type Devices interface {
 	// (kubelet: every minute), which is when a changed setting can be applied.
 	Find(ctx context.Context, volumeID string) (nodeops.Device, error)
 	// Detach removes the device. It is a no-op if there is none. The driver has checked that
-	// the device is not mounted, unless Find failed.
+	// the device that Find returns is not mounted. Where Find fails although there is a device,
+	// for instance because the record of the volume is lost, Detach has to check that itself.
 	Detach(ctx context.Context, volumeID string) error
 	// Rescan makes the device as large as the volume is after ExpandVolume. Without a device
 	// it is csierr.NotFound.

@@ -25,6 +25,7 @@ type config struct {
 	nodeID        string
 	driverName    string
 	maxVolumes    int64
+	startupTaint  string
 	serverTimeout time.Duration
 	drainTimeout  time.Duration
 	http          string
@@ -68,6 +69,7 @@ func parseConfig(p storage.Provider, args []string, getenv func(string) string, 
 	fs.StringVar(&c.driverName, "driver-name", defaultName, "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
 	fs.DurationVar(&c.serverTimeout, "server-timeout", 30*time.Second, "how long to wait for a server before its circuit breaker opens")
+	fs.StringVar(&c.startupTaint, "startup-taint", "", "`key` of a taint to remove from the node -node-id once kubelet has registered the driver, such as "+defaultName+"/agent-not-ready")
 	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls in flight may take to end after SIGTERM")
 	fs.StringVar(&c.http, "http", "", "`address` of /healthz, /readyz, /debug and /metrics, such as 127.0.0.1:9808 (default: none)")
 	fs.TextVar(&c.logLevel, "log-level", slog.LevelInfo, "debug, info, warn or error; debug shows every request, secrets removed")
@@ -130,9 +132,6 @@ func (c *config) check() error {
 	}
 	if c.serverTimeout < time.Second {
 		return fmt.Errorf("-server-timeout %v: want a second or more", c.serverTimeout)
-	}
-	if c.register != "" && c.mode == "controller" {
-		return errors.New("-register is for the node plugin: kubelet does not use -mode controller")
 	}
 	if c.nodeID == "" && c.mode != "controller" {
 		host, err := os.Hostname()

@@ -2,8 +2,8 @@
 // calls of package storage, and leaves what happens on a node to package nodeops.
 //
 // These files are optional: delete one, with its tests, and the driver does not have what
-// is in it. list.go (the list of volumes), snapshots.go (snapshots and clones) and
-// telemetry.go (metrics and traces).
+// is in it. lifecycle.go (the start-up taint), list.go (the list of volumes), register.go (with
+// kubelet), snapshots.go (snapshots and clones) and telemetry.go (metrics and traces).
 package driver
 
 import (
@@ -19,7 +19,6 @@ import (
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/examples/nfsdriver/storage"
 	"github.com/csikit/csikit/nodeops"
-	"github.com/csikit/csikit/registration"
 	"github.com/csikit/csikit/volumelock"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -113,31 +112,30 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, t *telemetry, sect
 	if err != nil {
 		return err
 	}
-	var beside []csiserver.ServeOption
-	if cfg.register != "" {
-		r, err := registration.New(registration.Config{
-			DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
-		})
+	var options []csiserver.ServeOption
+	for _, add := range beside {
+		o, shown, err := add(cfg, log)
 		if err != nil {
 			return err
 		}
-		beside = append(beside, csiserver.WithBackground("registration", r.Serve))
-		sections = append(sections, csiserver.ReadyCheck("registration", r.Check),
-			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
+		options, sections = append(options, o...), append(sections, shown...)
 	}
 	pages := http.NewServeMux()
 	pages.Handle("/", server.Health(sections...))
 	if t.metrics != nil {
 		pages.Handle("GET /metrics", t.metrics)
 	}
-	beside = append(beside, csiserver.WithHealth(cfg.http, pages))
+	options = append(options, csiserver.WithHealth(cfg.http, pages))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", Version)
-	return server.Serve(ctx, lis, beside...)
+	return server.Serve(ctx, lis, options...)
 }
+
+// beside is what the optional files run beside the server, if their flags are set.
+var beside []func(config, *slog.Logger) ([]csiserver.ServeOption, []csiserver.HealthSection, error)
 
 // telemetry is where metrics and traces go. What is nil costs nothing.
 type telemetry struct {

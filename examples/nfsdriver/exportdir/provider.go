@@ -26,6 +26,7 @@ type Provider struct {
 
 	backend *backend
 	mounts  *nfsMounts
+	client  *share.Client
 
 	// Without a server, tests set the file system type of mounts, and a directory in which
 	// the shares are.
@@ -75,6 +76,7 @@ func (p *Provider) LockPolicy(fullMethod string, req any) []volumelock.Request {
 // OpenBackend implements storage.Provider.
 func (p *Provider) OpenBackend(ctx context.Context, env storage.Env) (storage.Backend, error) {
 	var mounts mounter = localDirs(p.local)
+	p.findClient(env)
 	if p.local == "" {
 		ops, err := nodeops.New(nodeops.Config{
 			Logger: env.Logger, MeterProvider: env.Meters,
@@ -103,16 +105,29 @@ func (p *Provider) OpenBackend(ctx context.Context, env storage.Env) (storage.Ba
 }
 
 // OpenMounts implements storage.Provider.
-func (p *Provider) OpenMounts(context.Context, storage.Env) (storage.Mounts, error) {
+func (p *Provider) OpenMounts(_ context.Context, env storage.Env) (storage.Mounts, error) {
+	p.findClient(env)
 	return &share.Mounts{Known: p.known, Inline: p.inline, FSType: p.fsType}, nil
 }
 
-// DebugSections implements storage.Debugger.
-func (p *Provider) DebugSections() []csiserver.HealthSection {
-	if p.backend == nil {
-		return nil
+// findClient asks the kernel once whether it can mount what the driver will: the controller
+// mounts exports too.
+func (p *Provider) findClient(env storage.Env) {
+	if p.client == nil && p.local == "" {
+		p.client = share.NewClient(p.fsType, env.Logger)
 	}
-	return []csiserver.HealthSection{csiserver.DebugTable("exports", p.backend.exports.Snapshot)}
+}
+
+// DebugSections implements storage.Debugger. Without a client for the file system /readyz
+// fails, and /healthz and Probe do not: a restart would not help.
+func (p *Provider) DebugSections() (sections []csiserver.HealthSection) {
+	if p.client != nil {
+		sections = append(sections, csiserver.ReadyCheck(p.fsType, p.client.Check))
+	}
+	if p.backend != nil {
+		sections = append(sections, csiserver.DebugTable("exports", p.backend.exports.Snapshot))
+	}
+	return sections
 }
 
 // Close implements storage.Provider.

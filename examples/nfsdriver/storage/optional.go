@@ -81,7 +81,7 @@ type Locker interface {
 	LockPolicy(fullMethod string, req any) []volumelock.Request
 }
 
-// Debugger is a [Provider] with a part of the debug page.
+// Debugger is a [Provider] with a part of the debug page, or a condition of /readyz.
 type Debugger interface {
 	// DebugSections is called after OpenBackend and OpenMounts.
 	DebugSections() []csiserver.HealthSection

@@ -197,6 +197,8 @@ func (s *suite) groups() {
 	}
 	_, err := create(ids[0])()
 	s.wants("a group of other volumes", err, csierr.Conflict)
+	_, err = b.CreateGroup(ctx, storage.GroupSpec{Name: "h", VolumeIDs: ids, Parameters: map[string]string{"no-such-parameter": "x"}})
+	s.wants("a group with unknown parameters", err, csierr.Invalid)
 	got, err := b.GetGroup(ctx, g.ID, members)
 	if err != nil || got.ID != g.ID || len(got.Snapshots) != 2 {
 		s.Errorf("GetGroup returns %+v, %v", got, err)

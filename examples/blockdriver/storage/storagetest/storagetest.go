@@ -5,8 +5,9 @@
 //		storagetest.Run(t, storagetest.Config{Open: open, Nodes: [2]string{"node-1", "node-2"}})
 //	}
 //
-// It creates, attaches and deletes volumes, and needs no device on this machine. Run it with
-// -race. It does not check what is in the volumes: package csitest does, through the driver.
+// Run creates, attaches and deletes volumes, and needs no device on this machine. RunDevices
+// is for the half that the nodes use, and makes devices appear here. Use -race. What the pods
+// see in the volumes is checked by package csitest, through the driver.
 package storagetest
 
 import (

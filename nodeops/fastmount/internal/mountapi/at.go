@@ -4,11 +4,11 @@ package mountapi
 
 import "strings"
 
-// stackAt finds the mounts on the path as the kernel's path lookup would meet
-// them. Comparing only mount points would also find mounts that are covered by others:
+// Stack returns the mounts of the table that are stacked on the path, the top last, as the
+// kernel's path lookup would meet them. Comparing only mount points would also find mounts that are covered by others:
 // below a shared bind mount of a directory on itself each mount is listed
 // twice, and only one of the two is on the path.
-func stackAt(table []Mount, path string) []Mount {
+func Stack(table []Mount, path string) []Mount {
 	ids := make(map[int]bool, len(table))
 	for _, m := range table {
 		ids[m.ID] = true

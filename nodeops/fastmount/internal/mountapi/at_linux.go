@@ -32,7 +32,7 @@ func (k Kernel) At(path string) ([]Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stackAt(table, path), nil
+	return Stack(table, path), nil
 }
 
 func statAt(path string) ([]Mount, error) {

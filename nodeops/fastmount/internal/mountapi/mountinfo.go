@@ -30,8 +30,15 @@ func (m Mount) ReadOnly() bool { return m.MountReadOnly() || m.SuperReadOnly() }
 func (m Mount) MountReadOnly() bool { return hasOption(m.Options, "ro") }
 
 // SuperReadOnly reports whether the superblock refuses writes, which a file system may
-// change to after an error.
-func (m Mount) SuperReadOnly() bool { return hasOption(m.SuperOptions, "ro") }
+// change to after an error. From Linux 6.12 on (commit d3476f3dad4a) ext4 shows that as
+// emergency_ro only.
+func (m Mount) SuperReadOnly() bool {
+	return hasOption(m.SuperOptions, "ro") || hasOption(m.SuperOptions, "emergency_ro")
+}
+
+// FailedReadOnly reports whether the file system became read-only after an error: it
+// refuses writes, though it was not mounted read-only.
+func (m Mount) FailedReadOnly() bool { return m.SuperReadOnly() && !m.MountReadOnly() }
 
 // SameDevice reports whether both show the same file system instance.
 func (m Mount) SameDevice(o Mount) bool { return m.Major == o.Major && m.Minor == o.Minor }

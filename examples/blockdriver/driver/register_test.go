@@ -1,3 +1,5 @@
+//go:build linux
+
 package driver
 
 import (
@@ -24,6 +26,10 @@ func TestRegister(t *testing.T) {
 	sock, registry := filepath.Join(dir, "csi.sock"), filepath.Join(dir, "reg")
 	if err := os.Mkdir(registry, 0o700); err != nil {
 		t.Fatal(err)
+	}
+	bad := []string{"-mode", "controller", "-register", sock, "-endpoint", "unix://" + sock}
+	if err := Run(t.Context(), memory.New(), bad, func(string) string { return "" }, os.Stdout, testLog{t}); err == nil || !strings.Contains(err.Error(), "-register is for the node plugin") {
+		t.Errorf("%q: %v", bad, err)
 	}
 	for _, args := range [][]string{{}, {"-register", sock, "-registration-dir", registry}} {
 		args = append(args, "-mode", "node", "-endpoint", "unix://"+sock, "-node-id", "node")

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package main
+
+// isolate does nothing: there are no mount namespaces.
+func isolate([]string) {}

@@ -1,0 +1,403 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+)
+
+// A scenario is a line of the table.
+type scenario struct {
+	name string
+	run  func(s *space) error
+	// alone: it ends processes that others need, and runs when they have ended.
+	alone bool
+	// long: only with -long, or if -run matches it.
+	long bool
+}
+
+// A part is an overlay with its scenarios.
+type part struct {
+	overlay    string // below examples
+	namespace  string // of the driver
+	components []string
+	nodes      []string
+	ready      []string // what has to be rolled out
+	scenarios  []scenario
+}
+
+type result struct {
+	part, name, outcome, note string
+	took                      time.Duration
+}
+
+const (
+	together   = 3 // scenarios at a time
+	outcomeOK  = "ok"
+	notTested  = "not tested"
+	failedText = "FAILED"
+)
+
+// errNotTested is what a scenario returns for what this machine cannot test.
+type errNotTested string
+
+func (e errNotTested) Error() string { return string(e) }
+
+func list() {
+	for _, p := range parts {
+		for _, s := range p.scenarios {
+			long := ""
+			if s.long {
+				long = " (-long)"
+			}
+			fmt.Printf("%-48s %s%s\n", p.overlay, s.name, long)
+		}
+	}
+}
+
+// runInside runs the cluster and the scenarios.
+func runInside(argument string) error {
+	var c insideConfig
+	if err := json.Unmarshal([]byte(argument), &c); err != nil {
+		return err
+	}
+	started = c.Started
+	run, err := regexp.Compile(c.Run)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	say("starting the control plane")
+	r, err := startRig(ctx, cancel, c)
+	if err != nil {
+		return err
+	}
+	if err := r.addNode(ctx, "node1"); err != nil {
+		return err
+	}
+	if err := r.installSnapshots(ctx); err != nil {
+		return err
+	}
+	say("the cluster is ready")
+	if c.Shell {
+		p := parts[0]
+		if err := r.deploy(ctx, p); err != nil {
+			return err
+		}
+		return r.shell()
+	}
+	var results []result
+	var failed error
+	for _, p := range parts {
+		var chosen []scenario
+		for _, s := range p.scenarios {
+			if run.MatchString(s.name) && (c.Long || c.Run != "" || !s.long) {
+				chosen = append(chosen, s)
+			}
+		}
+		if len(chosen) == 0 {
+			continue
+		}
+		rs, err := r.runPart(ctx, p, chosen)
+		results = append(results, rs...)
+		if err != nil {
+			failed = err
+			break
+		}
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "\noverlay\tscenario\tresult\tseconds\t")
+	count := map[string]int{}
+	for _, x := range results {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.1f\t%s\n", x.part, x.name, x.outcome, x.took.Seconds(), x.note)
+		count[x.outcome]++
+	}
+	w.Flush()
+	fmt.Printf("\n%d passed, %d failed, %d not tested on this machine, in %.0f s\n", count[outcomeOK], count[failedText], count[notTested], time.Since(started).Seconds())
+	fmt.Println("csi-node-driver-registrar, livenessprobe and pause were stand-ins (test/cluster/standin): the Go module proxy has none of them.")
+	if failed == nil && (count[failedText] > 0 || count[outcomeOK] == 0) {
+		failed = errors.New("scenarios failed")
+	}
+	return failed
+}
+
+// installSnapshots installs what a cluster with snapshots has beside the drivers.
+func (r *rig) installSnapshots(ctx context.Context) error {
+	if _, err := r.kubectl(ctx, "apply", "-k", filepath.Join(r.dir, "crd")); err != nil {
+		return err
+	}
+	return r.start("snapshot-controller", "--kubeconfig="+r.ca.kubeconfig("admin"), "--feature-gates=CSIVolumeGroupSnapshot=true", "--leader-election=false")
+}
+
+// kustomization returns the directory of a part's overlay, or of one beside it with more
+// components, as README.md of blockdriver explains it.
+func (r *rig) kustomization(p part) (string, error) {
+	overlay := filepath.Join(r.source, "examples", p.overlay)
+	if p.components == nil {
+		return overlay, nil
+	}
+	dir := filepath.Join(r.dir, "overlay")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	relative, err := filepath.Rel(dir, overlay)
+	if err != nil {
+		return "", err
+	}
+	text := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [" + relative + "]\ncomponents:\n"
+	for _, component := range p.components {
+		text += "  - " + filepath.Join(relative, "../../components", component) + "\n"
+	}
+	return dir, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644)
+}
+
+func (r *rig) deploy(ctx context.Context, p part) error {
+	for _, name := range p.nodes {
+		if r.nodes[name] == nil {
+			if err := r.addNode(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	dir, err := r.kustomization(p)
+	if err != nil {
+		return err
+	}
+	manifests, err := r.kubectl(ctx, "kustomize", dir)
+	if err != nil {
+		return err
+	}
+	if err := checkImages(manifests, r.named); err != nil {
+		return err
+	}
+	start := time.Now()
+	if _, err := r.kubectl(ctx, "apply", "-k", dir); err != nil {
+		return err
+	}
+	for _, what := range p.ready {
+		if _, err := r.kubectl(ctx, "-n", p.namespace, "rollout", "status", "--timeout=3m", what); err != nil {
+			return errors.Join(err, r.state(p.namespace, p))
+		}
+	}
+	if n := len(r.removed); n > 0 {
+		r.removed[n-1].to = time.Now()
+	}
+	say("%s: ready after %.0f s", p.overlay, time.Since(start).Seconds())
+	return nil
+}
+
+// runPart deploys an overlay, runs its scenarios, and removes it.
+func (r *rig) runPart(ctx context.Context, p part, chosen []scenario) (results []result, err error) {
+	if err := r.deploy(ctx, p); err != nil {
+		return nil, fmt.Errorf("%s: %w", p.overlay, err)
+	}
+	var mu sync.Mutex
+	one := func(s scenario) {
+		start := time.Now()
+		sp := &space{rig: r, ctx: ctx, part: p, name: strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(s.name), "-"), "-")}
+		x := result{part: p.overlay, name: s.name, outcome: outcomeOK}
+		_, err := r.kubectl(ctx, "create", "namespace", sp.name)
+		if err == nil {
+			// Pods are refused until it is there.
+			err = r.poll(ctx, time.Minute, "service account", func() error {
+				_, err := sp.kubectl("get", "serviceaccount", "default")
+				return err
+			})
+		}
+		if err == nil {
+			err = s.run(sp)
+		}
+		x.note = sp.note
+		var why errNotTested
+		switch {
+		case errors.As(err, &why):
+			x.outcome, x.note = notTested, string(why)
+		case err != nil:
+			x.outcome = failedText
+			fmt.Printf("%v\n%v\n", err, r.state(sp.name, p))
+		}
+		if err := sp.end(); err != nil && x.outcome == outcomeOK {
+			x.outcome = failedText
+			fmt.Printf("removing %s: %v\n%v\n", s.name, err, r.state(sp.name, p))
+		}
+		x.took = time.Since(start)
+		say("%-10s %s (%.1f s) %s", x.outcome, s.name, x.took.Seconds(), x.note)
+		mu.Lock()
+		results = append(results, x)
+		mu.Unlock()
+	}
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, together)
+	for _, s := range chosen {
+		if s.alone {
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() { one(s); <-slots })
+	}
+	wg.Wait()
+	for _, s := range chosen {
+		if s.alone && ctx.Err() == nil {
+			one(s)
+		}
+	}
+	if ctx.Err() != nil {
+		return results, context.Cause(ctx)
+	}
+	// What holds for all of them.
+	for _, s := range []scenario{
+		{name: "no request of an account was forbidden", run: func(*space) error { return r.forbidden() }},
+		{name: "root file systems are read-only", run: func(s *space) error { return r.readOnlyRoots(s, p) }},
+		{name: "kubectl delete -k", run: func(s *space) error { return r.removeOverlay(s.ctx, p) }},
+	} {
+		one(s)
+	}
+	return results, nil
+}
+
+// end deletes the namespace of a scenario and waits until its volumes are gone.
+func (s *space) end() error {
+	if _, err := s.rig.kubectl(s.ctx, "delete", "namespace", s.name, "--timeout=2m"); err != nil {
+		return err
+	}
+	return s.poll(s.ctx, 2*time.Minute, "volumes are left", func() error {
+		out, err := s.rig.kubectl(s.ctx, "get", "pv", "-o", `jsonpath={range .items[?(@.spec.claimRef.namespace=="`+s.name+`")]}{.metadata.name} {end}`)
+		if err == nil && out != "" {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
+
+// state is what a person wants to see after a failure.
+func (r *rig) state(namespace string, p part) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var b strings.Builder
+	show := func(title string, lines int, args ...string) {
+		out, err := r.kubectl(ctx, args...)
+		if err != nil {
+			out += err.Error()
+		}
+		all := strings.Split(strings.TrimSpace(out), "\n")
+		fmt.Fprintf(&b, "-- %s\n%s\n", title, strings.Join(all[max(0, len(all)-lines):], "\n"))
+	}
+	show("objects in "+namespace, 30, "-n", namespace, "get", "pods,pvc,volumesnapshots", "-o", "wide")
+	show("events in "+namespace, 30, "-n", namespace, "get", "events", "--sort-by=.lastTimestamp", "-o", `jsonpath={range .items[*]}{.involvedObject.name} {.reason}: {.message}{"\n"}{end}`)
+	show("pods of the driver", 20, "-n", p.namespace, "get", "pods", "-o", "wide")
+	pods, _ := r.kubectl(ctx, "-n", p.namespace, "get", "pods", "-o", "name")
+	for _, pod := range strings.Fields(pods) {
+		show("log of "+pod, 40, "-n", p.namespace, "logs", pod, "--all-containers", "--prefix", "--tail=10")
+	}
+	for name := range r.nodes {
+		fmt.Fprintf(&b, "-- kubelet of %s\n%s\n", name, tail(filepath.Join(r.dir, name, "kubelet.log"), 10))
+	}
+	return errors.New(b.String())
+}
+
+// forbidden looks into the audit log for what a service account was refused.
+func (r *rig) forbidden() error {
+	f, err := os.Open(r.auditLog())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var all error
+	seen := map[string]bool{}
+	lines := bufio.NewScanner(f)
+	lines.Buffer(nil, 1<<20)
+	n := 0
+	for lines.Scan() {
+		var e struct {
+			Verb, RequestURI string
+			StageTimestamp   time.Time
+			User             struct{ Username string }
+			ResponseStatus   struct {
+				Code    int
+				Message string
+			}
+		}
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return err
+		}
+		n++
+		what := e.User.Username + " " + e.Verb + " " + e.RequestURI
+		without := func(p period) bool {
+			return e.StageTimestamp.After(p.from) && (p.to.IsZero() || e.StageTimestamp.Before(p.to))
+		}
+		// In a namespace that is being deleted nothing can be created, whatever the rights.
+		if strings.Contains(e.ResponseStatus.Message, "because it is being terminated") || slices.ContainsFunc(r.removed, without) {
+			continue
+		}
+		if e.ResponseStatus.Code == 403 && !strings.HasPrefix(e.User.Username, "system:serviceaccount:kube-system:") && !seen[what] {
+			seen[what] = true
+			all = errors.Join(all, errors.New(what))
+		}
+	}
+	if n == 0 {
+		return errors.New("the audit log is empty")
+	}
+	return errors.Join(all, lines.Err())
+}
+
+// readOnlyRoots looks at the root of each process of the driver's pods.
+func (r *rig) readOnlyRoots(s *space, p part) error {
+	programs := []string{"blockdriver", "nfsdriver", "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "csi-node-driver-registrar", "livenessprobe"}
+	n := 0
+	for name := range r.nodes {
+		for _, program := range programs {
+			for _, pid := range r.processes(name, program, "") {
+				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+				if err != nil {
+					return err
+				}
+				f := strings.Fields(string(text))
+				if f[4] != "/" || !strings.HasPrefix(f[5], "ro") {
+					return fmt.Errorf("%s: the root is mounted %s", program, f[5])
+				}
+				n++
+			}
+		}
+	}
+	if n == 0 {
+		return errors.New("no process was found")
+	}
+	s.note = fmt.Sprintf("%d containers", n)
+	return nil
+}
+
+// removeOverlay deletes what deploy created.
+func (r *rig) removeOverlay(ctx context.Context, p part) error {
+	dir, err := r.kustomization(p)
+	if err != nil {
+		return err
+	}
+	r.removed = append(r.removed, period{from: time.Now()})
+	_, err = r.kubectl(ctx, "delete", "-k", dir, "--timeout=2m")
+	return err
+}
+
+// shell starts one for a person.
+func (r *rig) shell() error {
+	fmt.Printf("kubectl works; logs are in %s; the cluster ends with this shell.\n", r.dir)
+	cmd := exec.Command("bash")
+	cmd.Dir = r.source
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+r.ca.kubeconfig("admin"))
+	cmd.Run()
+	return nil
+}
