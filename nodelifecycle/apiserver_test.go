@@ -30,7 +30,7 @@ type apiServer struct {
 	writes  int
 	paths   []string // of the requests that it received
 
-	// before is called before each request; true says that it has answered.
+	// before is called before each request, and must not block; true says that it has answered.
 	before func(w http.ResponseWriter, r *http.Request) bool
 }
 
@@ -200,6 +200,9 @@ type direct struct{ http.Handler }
 func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	w := httptest.NewRecorder()
 	d.ServeHTTP(w, r)
+	if w.Code == silentCode {
+		<-r.Context().Done()
+	}
 	if err := r.Context().Err(); err != nil {
 		return nil, err
 	}
@@ -211,6 +214,10 @@ func (d direct) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // refusedCode makes direct fail as if nothing listened.
 const refusedCode = 599
+
+// silentCode makes direct never answer. The server itself must not wait, because it holds a
+// mutex: a goroutine that waits for one keeps the bubble's time from passing.
+const silentCode = 598
 
 var errRefused = fmt.Errorf("connect: connection refused")
 

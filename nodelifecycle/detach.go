@@ -12,6 +12,11 @@ import (
 // detachPoll is the longest interval of requests while volumes are attached.
 const detachPoll = 5 * time.Second
 
+// maxUnauthorized is how long a token may be refused: an API server that has just started may
+// do so for a moment, and for ever once the service account is deleted, as when a whole
+// deployment is.
+const maxUnauthorized = 10 * time.Second
+
 // drainTaints are set on a node that is being emptied.
 var drainTaints = []string{
 	"node.kubernetes.io/unschedulable", // cordon and drain
@@ -25,10 +30,11 @@ var drainTaints = []string{
 // [*Error] which wraps that of ctx, then names the volumes that are still attached.
 //
 // What fails is retried within that time, also while it is not yet known whether the node is being
-// drained; only a missing right ends it early, because it would delay each
-// termination to no purpose. A drain that is cancelled ends it too. It changes nothing.
+// drained. Only a missing right ends it early, and a token that is refused for ten seconds (the
+// service account was deleted): they would delay each termination to no purpose. A drain that is cancelled ends it too. It changes nothing.
 func (n *Node) WaitForDetach(ctx context.Context) error {
 	var left []string
+	var unauthorized time.Time // since when
 	for retry := new(backoff); ; {
 		draining, err := n.draining(ctx)
 		if err == nil && !draining {
@@ -48,7 +54,14 @@ func (n *Node) WaitForDetach(ctx context.Context) error {
 				left = now
 			}
 		}
-		if statusOf(err) == http.StatusForbidden {
+		switch status := statusOf(err); {
+		case status == http.StatusForbidden:
+			return err
+		case status != http.StatusUnauthorized:
+			unauthorized = time.Time{}
+		case unauthorized.IsZero():
+			unauthorized = time.Now()
+		case time.Since(unauthorized) >= maxUnauthorized:
 			return err
 		}
 		if err != nil && ctx.Err() == nil {

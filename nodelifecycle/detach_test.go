@@ -45,7 +45,7 @@ func TestWaitsForDetach(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newAPIServer()
 				drain(s)
-				for i := range 3 * pageSize { // what has to be skipped, on several pages
+				for i := range pageSize { // what has to be skipped, on several pages
 					s.volumes = append(s.volumes, attachment{"n2", driver, fmt.Sprint("a", i)}, attachment{"n1", "csi.other.com", fmt.Sprint("b", i)})
 				}
 				s.volumes = append(s.volumes, mine)
@@ -79,6 +79,27 @@ func TestDetachTimeout(t *testing.T) {
 		}
 		if d := time.Since(start); d != 25*time.Second {
 			t.Errorf("it waited %v", d)
+		}
+	})
+}
+
+// A token that is refused for a moment and then accepted ends nothing, however often.
+func TestUnauthorizedForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer()
+		s.node.Spec.Unschedulable = true
+		s.volumes = []attachment{mine}
+		start := time.Now()
+		s.before = func(w http.ResponseWriter, _ *http.Request) bool {
+			refused := time.Since(start)%(2*maxUnauthorized) < maxUnauthorized-time.Second
+			if refused {
+				fail(w, http.StatusUnauthorized, "Unauthorized")
+			}
+			return refused
+		}
+		time.AfterFunc(5*time.Minute, func() { s.change(func() { s.volumes = nil }) })
+		if err := nodeOf(t, s).WaitForDetach(within(t, time.Hour)); err != nil || time.Since(start) < 5*time.Minute {
+			t.Errorf("%v after %v", err, time.Since(start))
 		}
 	})
 }
@@ -118,6 +139,12 @@ func TestDetachFailures(t *testing.T) {
 					d := time.Since(start)
 					if code == 403 {
 						if statusOf(err) != 403 || d != 0 || !strings.Contains(err.Error(), "grant") {
+							t.Errorf("%v after %v", err, d)
+						}
+						return
+					}
+					if code == 401 {
+						if statusOf(err) != 401 || d < maxUnauthorized || d > maxUnauthorized+detachPoll*6/5 {
 							t.Errorf("%v after %v", err, d)
 						}
 						return

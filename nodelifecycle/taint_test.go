@@ -179,7 +179,7 @@ func TestTaintRetries(t *testing.T) {
 			w.WriteHeader(302)
 			return true
 		},
-		"no answer": func(w http.ResponseWriter, r *http.Request) bool { <-r.Context().Done(); return true },
+		"no answer": func(w http.ResponseWriter, _ *http.Request) bool { w.WriteHeader(silentCode); return true },
 	}
 	requests := []string{"GET /api/v1/nodes/n1", "GET /apis/storage.k8s.io/v1/csinodes/n1", "PATCH /api/v1/nodes/n1"}
 	for name, failure := range failures {
