@@ -1,6 +1,7 @@
 package nodelifecycle
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,7 +15,7 @@ import (
 )
 
 // A Config says which node and driver it is about, and how to reach the API server. All
-// fields but Logger are required; [InCluster] fills those of the API server.
+// fields but Registered and Logger are required; [InCluster] fills those of the API server.
 type Config struct {
 	// NodeName is the name of the Node object, which may differ from the node ID of CSI.
 	// A pod gets it from the field spec.nodeName.
@@ -27,6 +28,11 @@ type Config struct {
 	// TokenFile and CAFile are read for each request, because kubelet replaces them before
 	// they expire.
 	TokenFile, CAFile string
+
+	// Registered, if set, has to return nil too before RemoveTaint removes a taint. After a
+	// reboot CSINode lists the driver from before, until kubelet registers it again: a driver
+	// that registers itself sets registration.Registrar.Check here.
+	Registered func(context.Context) error
 
 	// Logger receives what was removed, what is being waited for, and each failed
 	// attempt. Nil discards.

@@ -50,8 +50,8 @@
 // looks the same, and a rolling update waits there for as long as the caller allows.
 //
 // After a reboot CSINode may list the driver from before: kubelet keeps the entry until
-// it registers the driver again. A driver that registers itself can start RemoveTaint after
-// registration.Registrar.Check has succeeded.
+// it registers the driver again. A driver that registers itself sets Config.Registered, and
+// the taint stays until then.
 //
 // The package imports only the standard library, not k8s.io/client-go, and runs on every system.
 package nodelifecycle

@@ -95,6 +95,9 @@ func (n *Node) removeTaint(ctx context.Context, key string) (taintState, error) 
 	if patch == nil {
 		return taintAbsent, nil
 	}
+	if n.cfg.Registered != nil && n.cfg.Registered(ctx) != nil {
+		return taintAwaitsDriver, nil
+	}
 	switch ok, err := n.registered(ctx); {
 	case err != nil:
 		return taintUnknown, err

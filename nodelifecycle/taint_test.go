@@ -72,6 +72,34 @@ func TestTaintStaysUntilRegistered(t *testing.T) {
 	})
 }
 
+// After a reboot CSINode lists the driver from before: the taint stays until the driver
+// itself says that it is registered.
+func TestTaintStaysAfterReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newAPIServer(agentNotReady)
+		s.drivers = []string{driver}
+		n, start := nodeOf(t, s), time.Now()
+		n.cfg.Registered = func(context.Context) error {
+			if time.Since(start) < 5*time.Minute {
+				return errors.New("not registered with kubelet")
+			}
+			return nil
+		}
+		done := run(t, n)
+		time.Sleep(5*time.Minute - time.Second)
+		if got := s.taints(); len(got) != 1 {
+			t.Fatalf("taints %v", got)
+		}
+		time.Sleep(registrationPoll*6/5 + time.Second)
+		if got := s.taints(); len(got) != 0 {
+			t.Errorf("taints %v", got)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A node without the taint is not written to, and CSINode is not even read.
 func TestAbsentTaintIsNoWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,30 +15,32 @@ import (
 )
 
 func init() {
-	beside = append(beside, removeTaint)
+	besideServer = append(besideServer, removeTaint)
 	commands["pre-stop"] = preStop
 }
 
 // removeTaint removes the taint of -startup-taint once kubelet has registered the driver. It
 // takes -node-id for the name of the Node object, as the manifests set it.
-func removeTaint(cfg config, log *slog.Logger) ([]csiserver.ServeOption, []csiserver.HealthSection, error) {
-	if cfg.startupTaint == "" {
-		return nil, nil, nil
+func removeTaint(b *background) error {
+	if b.cfg.startupTaint == "" {
+		return nil
 	}
-	if cfg.mode == "controller" {
-		return nil, nil, errors.New("-startup-taint is for the node plugin, and not for -mode controller")
+	if b.cfg.mode == "controller" {
+		return errors.New("-startup-taint is for the node plugin, and not for -mode controller")
 	}
-	c, err := nodelifecycle.InCluster(cfg.nodeID, cfg.driverName)
+	c, err := nodelifecycle.InCluster(b.cfg.nodeID, b.cfg.driverName)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	c.Logger = log
+	c.Logger = b.log
+	c.Registered = func(ctx context.Context) error { return b.registered(ctx) }
 	n, err := nodelifecycle.New(c)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	run := func(ctx context.Context) error { return n.RemoveTaint(ctx, cfg.startupTaint) }
-	return []csiserver.ServeOption{csiserver.WithBackground("start-up taint", run)}, nil, nil
+	run := func(ctx context.Context) error { return n.RemoveTaint(ctx, b.cfg.startupTaint) }
+	b.options = append(b.options, csiserver.WithBackground("start-up taint", run))
+	return nil
 }
 
 // preStop waits until the volumes of a drained node are detached, within -timeout. On other

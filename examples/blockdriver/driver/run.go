@@ -110,33 +110,38 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, t *telemetry, sect
 	if err != nil {
 		return err
 	}
-	var options []csiserver.ServeOption
-	for _, add := range beside {
-		o, shown, err := add(cfg, log)
-		if err != nil {
+	b := &background{cfg, log, nil, sections, func(context.Context) error { return nil }}
+	for _, add := range besideServer {
+		if err := add(b); err != nil {
 			return err
 		}
-		options, sections = append(options, o...), append(sections, shown...)
 	}
 	pages := http.NewServeMux()
-	pages.Handle("/", server.Health(sections...))
+	pages.Handle("/", server.Health(b.sections...))
 	if t.metrics != nil {
 		pages.Handle("GET /metrics", t.metrics)
 	}
-	options = append(options, csiserver.WithHealth(cfg.http, pages))
 	lis, err := csiserver.Listen(cfg.endpoint)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "endpoint", cfg.endpoint, "mode", cfg.mode, "node_id", cfg.nodeID, "version", Version)
-	return server.Serve(ctx, lis, options...)
+	return server.Serve(ctx, lis, append(b.options, csiserver.WithHealth(cfg.http, pages))...)
 }
 
 // commands are those of the optional files, by the first argument.
 var commands = map[string]func(_ context.Context, args []string, getenv func(string) string) error{}
 
-// beside is what the optional files run beside the server, if their flags are set.
-var beside []func(config, *slog.Logger) ([]csiserver.ServeOption, []csiserver.HealthSection, error)
+// background is what runs beside the server. The optional files add to it, if their flags are set.
+type background struct {
+	cfg        config
+	log        *slog.Logger
+	options    []csiserver.ServeOption
+	sections   []csiserver.HealthSection
+	registered func(context.Context) error // an error until kubelet has registered the driver; set by register.go
+}
+
+var besideServer []func(*background) error
 
 // telemetry is where metrics and traces go. What is nil costs nothing.
 type telemetry struct {

@@ -2,31 +2,30 @@ package driver
 
 import (
 	"errors"
-	"log/slog"
 
 	"github.com/csikit/csikit/csiserver"
 	"github.com/csikit/csikit/registration"
 )
 
-func init() { beside = append(beside, register) }
+func init() { besideServer = append(besideServer, register) }
 
 // register registers the driver with kubelet, if -register is set.
-func register(cfg config, log *slog.Logger) ([]csiserver.ServeOption, []csiserver.HealthSection, error) {
-	if cfg.register == "" {
-		return nil, nil, nil
+func register(b *background) error {
+	if b.cfg.register == "" {
+		return nil
 	}
-	if cfg.mode == "controller" {
-		return nil, nil, errors.New("-register is for the node plugin: kubelet does not use -mode controller")
+	if b.cfg.mode == "controller" {
+		return errors.New("-register is for the node plugin: kubelet does not use -mode controller")
 	}
 	r, err := registration.New(registration.Config{
-		DriverName: cfg.driverName, Endpoint: cfg.endpoint, KubeletEndpoint: cfg.register, Dir: cfg.registry, Logger: log,
+		DriverName: b.cfg.driverName, Endpoint: b.cfg.endpoint, KubeletEndpoint: b.cfg.register, Dir: b.cfg.registry, Logger: b.log,
 	})
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	return []csiserver.ServeOption{csiserver.WithBackground("registration", r.Serve)},
-		[]csiserver.HealthSection{
-			csiserver.ReadyCheck("registration", r.Check),
-			csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }),
-		}, nil
+	b.registered = r.Check
+	b.options = append(b.options, csiserver.WithBackground("registration", r.Serve))
+	b.sections = append(b.sections, csiserver.ReadyCheck("registration", r.Check),
+		csiserver.DebugTable("registration", func() []registration.Status { return []registration.Status{r.Status()} }))
+	return nil
 }
