@@ -75,6 +75,7 @@ func TestImages(t *testing.T) {
 					}
 					t.Skip("needs root, for chroot")
 				}
+				mountProc(t, i)
 				runTools(t, i, name)
 				serve(t, i, name)
 			})
@@ -257,6 +258,24 @@ func checkSBOM(t *testing.T, i unpacked, text []byte) {
 	}
 }
 
+// mountProc gives the image a /proc, as a container has it, in a mount namespace of this goroutine
+// and what it starts.
+func mountProc(t *testing.T, i unpacked) {
+	runtime.LockOSThread() // for good: the thread ends with the goroutine, and the namespace with it
+	proc := filepath.Join(i.dir, "proc")
+	if err := errors.Join(
+		syscall.Unshare(syscall.CLONE_NEWNS), syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""),
+		os.Mkdir(proc, 0o755), syscall.Mount("proc", proc, "proc", 0, ""),
+	); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(proc, 0); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // tools are what a driver runs, and the arguments with which each does something and succeeds.
 var tools = map[string][][]string{
 	"blockdriver-node": {
@@ -298,7 +317,7 @@ func runTools(t *testing.T, i unpacked, name string) {
 	}
 }
 
-// serve starts the driver in the image, as its user and in a mount namespace of its own, and
+// serve starts the driver in the image, as its user, and
 // asks for its version and whether it is ready.
 func serve(t *testing.T, i unpacked, name string) {
 	arguments := map[string][]string{
@@ -306,7 +325,7 @@ func serve(t *testing.T, i unpacked, name string) {
 		"blockdriver-node":       {"-pool=/pool", "-node-id=n"},
 		"nfsdriver":              {"-mode=node", "-node-id=n"},
 	}[name]
-	attr := &syscall.SysProcAttr{Chroot: i.dir, Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	attr := &syscall.SysProcAttr{Chroot: i.dir, Pdeathsig: syscall.SIGKILL}
 	uid := 0
 	if i.user != "" {
 		user, group, _ := strings.Cut(i.user, ":")
@@ -321,23 +340,12 @@ func serve(t *testing.T, i unpacked, name string) {
 	if want := strings.HasSuffix(name, "-controller"); want != (uid != 0) {
 		t.Errorf("the image's user is %q", i.user)
 	}
-	// No program of the image mounts /proc, and the node plugin reads it.
-	files := []string{"csi", "pool", "proc"}
-	for _, d := range files {
+	for _, d := range []string{"csi", "pool"} {
 		d = filepath.Join(i.dir, d)
 		if err := errors.Join(os.MkdirAll(d, 0o700), os.Chown(d, uid, uid)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	proc := filepath.Join(i.dir, "proc")
-	if err := syscall.Mount("proc", proc, "proc", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(proc, 0); err != nil {
-			t.Error(err)
-		}
-	})
 	var log bytes.Buffer
 	start := func(args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), i.entrypoint[0], args...)

@@ -93,6 +93,7 @@ func (b *Builder) selectFiles(ctx context.Context, l list, arch string, removed 
 		"etc/passwd":        {Mode: 0o644, Data: []byte("root:x:0:0:root:/root:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n")},
 		"etc/group":         {Mode: 0o644, Data: []byte("root:x:0:\nnogroup:x:65534:\n")},
 		"etc/nsswitch.conf": {Mode: 0o644, Data: []byte("hosts: files dns\n")},
+		"etc/mtab":          {Link: "/proc/self/mounts"},
 		"tmp":               {Mode: 0o1777, Dir: true},
 		"root":              {Mode: 0o700, Dir: true},
 		"run":               {Mode: 0o755, Dir: true},
