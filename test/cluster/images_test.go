@@ -19,6 +19,9 @@ func TestManifestImages(t *testing.T) {
 	for _, driver := range []string{"blockdriver", "nfsdriver"} {
 		files := 0
 		err := filepath.WalkDir(filepath.Join("../../examples", driver, "deploy"), func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.Name() == "snapshot-metadata" {
+				return filepath.SkipDir // its sidecar is no module that the Go proxy has
+			}
 			if err != nil || filepath.Ext(path) != ".yaml" {
 				return err
 			}
