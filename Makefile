@@ -6,7 +6,7 @@ GOTESTSUM_VERSION := v1.13.0
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
 # Every module of the tree.
 MODULES := . $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod | sort))
-# Those whose tests run like the root's; test/kubelet, test/deploy, test/cluster and hack/genspec have targets.
+# Those whose tests run like the root's; test/kubelet, test/deploy, test/cluster, hack/images and hack/genspec have targets.
 TESTED := . $(shell sed -n 's,^\t\.\./,,p' hack/test.work)
 export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
 
@@ -51,6 +51,23 @@ test-cluster: ## blockdriver on a Kubernetes of its own: the first run compiles 
 	@hack/tools.sh cluster
 	@cd test/cluster && $(GO) test -count=1 .
 	@cd test/cluster && $(GO) build -o "$(CURDIR)/bin/cluster" . && "$(CURDIR)/bin/cluster" $(CLUSTER)
+
+# Of a commit, with the Go of the Dockerfiles, they are the same bytes on every machine.
+IMAGES = GOTOOLCHAIN=go$$(sed -n 's/^ARG GO=golang:\([0-9.]*\).*/\1/p' examples/blockdriver/Dockerfile) $(GO) -C hack/images
+
+.PHONY: images
+images: ## the drivers' images for amd64 and arm64 as OCI archives in bin/images, with SBOMs (Debian; no Docker)
+	@$(IMAGES) run ./make -root "$(CURDIR)" -cache "$(CURDIR)/.cache/images" -o "$(CURDIR)/bin/images" \
+		-epoch "$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}" \
+		-version "$${VERSION:-$$(git describe --tags --always --dirty --abbrev=12)}"
+
+.PHONY: images-renew
+images-renew: ## the versions of Debian's packages in the images: those that Debian serves now
+	@$(IMAGES) run ./make -root "$(CURDIR)" -cache "$(CURDIR)/.cache/images" -renew
+
+.PHONY: test-images
+test-images: ## two clean checkouts make the same images, and the drivers in them serve (root, Debian)
+	@$(IMAGES) test -count=1 -timeout 30m .
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)

@@ -9,8 +9,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"time"
+
+	"github.com/csikit/csikit/hack/images"
 )
 
 // A sidecar is an image that consists of one static program, whose tag is the version of
@@ -60,7 +64,7 @@ func imageNames(m modFile) map[string]bool {
 	}
 	for driver, targets := range drivers {
 		for _, target := range targets {
-			names[reference(driverImage(driver, target))] = true
+			names[images.Reference(driverImage(driver, target))] = true
 		}
 	}
 	return names
@@ -74,19 +78,24 @@ func (s sidecar) image(m modFile) string {
 // returns their names.
 func makeImages(ctx context.Context, cache, dir, output, programs string) (map[string]bool, error) {
 	say("making the images")
-	a, err := createArchive(output)
+	now := time.Now()
+	a, err := images.Create(output, now)
 	if err != nil {
 		return nil, err
 	}
-	add := func(name, layer string, files, links map[string]string, more image) error {
-		layer = filepath.Join(dir, layer+".layer")
-		if err := layerOf(layer, files, links); err != nil {
+	add := func(name string, files images.Tree, entrypoint string) error {
+		layer, err := files.Layer(now)
+		if err == nil {
+			_, err = a.Add(name, images.Image{Architecture: runtime.GOARCH, Layers: [][]byte{layer}, Entrypoint: []string{entrypoint}})
+		}
+		return err
+	}
+	addProgram := func(name, program, file string) error {
+		data, err := os.ReadFile(file)
+		if err != nil {
 			return err
 		}
-		defer os.Remove(layer)
-		more.name = name
-		more.layers = append(more.layers, layer)
-		return a.add(more)
+		return add(name, images.Tree{program: {Mode: 0o755, Data: data}}, "/"+program)
 	}
 
 	m, err := buildModule{name: "sidecars"}.parse(ctx)
@@ -98,9 +107,7 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 		if err != nil {
 			return nil, err
 		}
-		err = add(s.image(m), s.program,
-			map[string]string{s.program: path}, nil, image{entrypoint: []string{"/" + s.program}})
-		if err != nil {
+		if err := addProgram(s.image(m), s.program, path); err != nil {
 			return nil, err
 		}
 	}
@@ -110,8 +117,7 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 	}
 	for _, name := range standins {
 		program, _, _ := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ":")
-		err := add(name, program, map[string]string{program: standin}, nil, image{entrypoint: []string{"/" + program}})
-		if err != nil {
+		if err := addProgram(name, program, standin); err != nil {
 			return nil, err
 		}
 	}
@@ -120,50 +126,35 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 	if err != nil {
 		return nil, err
 	}
-	links := map[string]string{}
-	for _, applet := range strings.Fields(string(applets)) {
-		if applet != "busybox" {
-			links["bin/"+applet] = "busybox"
-		}
+	data, err := os.ReadFile(busybox)
+	if err != nil {
+		return nil, err
 	}
-	if err := add(busyboxImage, "busybox", map[string]string{"bin/busybox": busybox}, links, image{entrypoint: []string{"sh"}}); err != nil {
+	files := images.Tree{}
+	for _, applet := range strings.Fields(string(applets)) {
+		files["bin/"+applet] = images.File{Link: "busybox"}
+	}
+	files["bin/busybox"] = images.File{Mode: 0o755, Data: data}
+	if err := add(busyboxImage, files, "sh"); err != nil {
 		return nil, err
 	}
 
+	b := images.Builder{Root: "../..", Cache: cache, Version: "dev", At: now, Current: true, Log: say}
 	for driver, targets := range drivers {
-		source := filepath.Join("../../examples", driver)
-		stages, err := readDockerfile(filepath.Join(source, "Dockerfile"))
+		all, err := b.Images(ctx, driver, runtime.GOARCH)
 		if err != nil {
 			return nil, err
 		}
-		binary := filepath.Join(dir, driver+".binary")
-		if err := buildOurs(ctx, source, "-s -w -buildid= -X github.com/csikit/csikit/examples/"+driver+"/driver.Version=dev", binary); err != nil {
-			return nil, err
-		}
-		for _, s := range stages {
-			if !slices.Contains(targets, s.name) {
-				return nil, fmt.Errorf("%s: add the target %s to images.go", driver, s.name)
+		for _, i := range all {
+			if !slices.ContainsFunc(targets, func(target string) bool { return driverImage(driver, target) == i.Name+":dev" }) {
+				return nil, fmt.Errorf("%s: add the target of %s to images.go", driver, i.Name)
 			}
-			i := image{user: s.user, entrypoint: []string{s.entrypoint}}
-			if !s.scratch {
-				root, err := debianRoot(ctx, cache, true, s.packages...)
-				if err != nil {
-					return nil, err
-				}
-				base := filepath.Join(dir, s.name+".base")
-				if err := layerOfDir(ctx, base, root, s.removed); err != nil {
-					return nil, err
-				}
-				defer os.Remove(base)
-				i.layers = append(i.layers, base)
-			}
-			err := add(driverImage(driver, s.name), driver+"-"+s.name, map[string]string{s.binary: binary}, nil, i)
-			if err != nil {
+			if _, err := a.Add(i.Name+":dev", i); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return imageNames(m), a.close()
+	return imageNames(m), a.Close()
 }
 
 // checkImages compares the images that manifests name with those in the archive: with
@@ -172,7 +163,7 @@ func checkImages(manifests string, named map[string]bool) error {
 	var missing error
 	for line := range strings.Lines(manifests) {
 		f := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "- "))
-		if len(f) == 2 && f[0] == "image:" && !named[reference(f[1])] {
+		if len(f) == 2 && f[0] == "image:" && !named[images.Reference(f[1])] {
 			missing = errors.Join(missing, fmt.Errorf("no image %s: set the version in test/cluster/build/sidecars.mod, or in images.go", f[1]))
 		}
 	}

@@ -156,7 +156,7 @@ func (c config) outside() (err error) {
 	if err != nil {
 		return err
 	}
-	programs, err := debianRoot(ctx, c.cache, false, "runc", "busybox-static")
+	programs, err := debianRoot(ctx, c.cache, "runc", "busybox-static")
 	if err != nil {
 		return err
 	}
@@ -182,8 +182,8 @@ func (c config) outside() (err error) {
 	if err := os.Setenv("PATH", strings.Join(path, ":")+":"+os.Getenv("PATH")); err != nil {
 		return err
 	}
-	images := filepath.Join(dir, "images.tar")
-	named, err := makeImages(ctx, c.cache, dir, images, programs)
+	archive := filepath.Join(dir, "images.tar")
+	named, err := makeImages(ctx, c.cache, dir, archive, programs)
 	if err != nil {
 		return fmt.Errorf("images: %w", err)
 	}
@@ -195,7 +195,7 @@ func (c config) outside() (err error) {
 		return err
 	}
 	argument, err := json.Marshal(insideConfig{
-		Dir: dir, Images: images, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, Long: c.Long, Run: c.Run.String(), Named: named, Started: started,
+		Dir: dir, Images: archive, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, Long: c.Long, Run: c.Run.String(), Named: named, Started: started,
 	})
 	if err != nil {
 		return err

@@ -138,7 +138,7 @@ var changes = map[string]string{
 	"sidecars.registry": "registry.example.com/mirror", "sidecars.timeout": "120s", "sidecars.seLinuxOptions": "{type: spc_t}",
 	"storageClasses":          "[{name: mine, parameters: {a: b}, mountOptions: [noatime], annotations: {storageclass.kubernetes.io/is-default-class: 'true'}, reclaimPolicy: Retain}]",
 	"volumeAttributesClasses": "[]",
-	"snapshots.enabled":       "false", "snapshots.groups": "true", "snapshots.parameters": "{copyInUse: 'true'}",
+	"snapshots.enabled":       "false", "snapshots.groups": "true", "snapshots.metadata": "false", "snapshots.metadataCA": "Y2E=", "snapshots.parameters": "{copyInUse: 'true'}",
 	"serviceMonitor.enabled": "false", "serviceMonitor.interval": "60s", "serviceMonitor.labels": "{release: prometheus}",
 	"networkPolicy.ingress": "[{from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}]",
 	"test.image":            "registry.example.com/busybox:1.37",
@@ -155,7 +155,7 @@ func TestChartValues(t *testing.T) {
 			base := chart.valuesOf(t, d.overlays(t)[0])
 			set(base, "serviceMonitor.enabled", true)
 			if d.name == "blockdriver" {
-				base = map[string]any{"serviceMonitor": base["serviceMonitor"]} // the controller on its own
+				base = map[string]any{"serviceMonitor": base["serviceMonitor"], "snapshots": map[string]any{"metadata": true}} // the controller on its own
 			}
 			before := chart.release(t, d.name, base).text(t)
 			leaves := chart.leaves(t)

@@ -24,7 +24,7 @@ import (
 var drivers = []*driver{
 	{
 		name:     "blockdriver",
-		optional: map[string]string{"group-snapshots": "single-node", "node-lifecycle": "sidecar-free-node"},
+		optional: map[string]string{"group-snapshots": "single-node", "node-lifecycle": "sidecar-free-node", "snapshot-metadata": "shared-pool"},
 	},
 	{
 		name:         "nfsdriver",

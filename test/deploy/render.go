@@ -11,6 +11,7 @@ import (
 	snapshotv1 "github.com/kubernetes-csi/external-snapshotter/client/v8/apis/volumesnapshot/v1"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
@@ -85,6 +86,7 @@ var scheme = func() *runtime.Scheme {
 	utilruntime.Must(snapshotv1.AddToScheme(s))
 	utilruntime.Must(groupsnapshotv1.AddToScheme(s))
 	utilruntime.Must(monitoringv1.AddToScheme(s))
+	s.AddKnownTypeWithName(schema.GroupVersionKind{Group: metadataGroup, Version: "v1beta1", Kind: "SnapshotMetadataService"}, &snapshotMetadataService{})
 	return s
 }()
 

@@ -47,4 +47,4 @@ func nameOf(object any) string {
 	return o.GetObjectKind().GroupVersionKind().Kind + " " + m.GetName()
 }
 
-var rules = slices.Concat(objectRules, podRules, mountRules, sidecarRules, rightsRules, lifecycleRules)
+var rules = slices.Concat(objectRules, podRules, mountRules, sidecarRules, rightsRules, lifecycleRules, metadataRules)

@@ -242,6 +242,7 @@ var noGroupOption = []string{"ext2", "ext3", "ext4", "xfs", "btrfs"}
 var clusterScoped = map[string]bool{
 	"Namespace": true, "CSIDriver": true, "StorageClass": true, "VolumeAttributesClass": true, "ClusterRole": true,
 	"ClusterRoleBinding": true, "VolumeSnapshotClass": true, "VolumeGroupSnapshotClass": true, "PersistentVolume": true,
+	"SnapshotMetadataService": true,
 }
 
 func (w *workload) selector() map[string]string {

@@ -319,6 +319,8 @@ func (w *workload) answers(n *container, get *corev1.HTTPGetAction) (*container,
 			return s, d
 		case s.image == "csi-node-driver-registrar" && n == s && get.Path == "/healthz":
 			return s, time.Second
+		case s.image == "csi-snapshot-metadata" && n == s && get.Path == "/health":
+			return s, time.Second
 		case sidecars[s.image].controller && n == s && get.Path == "/healthz/leader-election" && s.is("leader-election"):
 			return s, time.Second
 		}

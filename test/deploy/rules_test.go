@@ -136,6 +136,23 @@ var brokenLifecycle = []struct{ rule, kind, name, patch string }{
 	{"taint", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/10, value: "-startup-taint=block.csikit.dev/agent-not-ready:NoExecute"}`},
 }
 
+// brokenMetadata is as broken, with the component that serves the metadata of snapshots.
+var brokenMetadata = []struct{ rule, kind, name, patch string }{
+	{"snapshot-metadata", "SnapshotMetadataService", "block.csikit.dev", `$patch: delete`},
+	{"snapshot-metadata", "SnapshotMetadataService", "block.csikit.dev", `- {op: replace, path: /metadata/name, value: blockdriver}`},
+	{"snapshot-metadata", "SnapshotMetadataService", "block.csikit.dev", `- {op: replace, path: /spec/audience, value: ""}`},
+	{"snapshot-metadata", "SnapshotMetadataService", "block.csikit.dev", `- {op: replace, path: /spec/address, value: "blockdriver-snapshot-metadata.kube-system.svc:6443"}`},
+	{"snapshot-metadata", "SnapshotMetadataService", "block.csikit.dev", `- {op: replace, path: /spec/address, value: "blockdriver-snapshot-metadata.blockdriver.svc:443"}`},
+	{"snapshot-metadata", "Service", "blockdriver-snapshot-metadata", `- {op: add, path: /spec/selector/app.kubernetes.io~1component, value: node}`},
+	{"snapshot-metadata", "Service", "blockdriver-snapshot-metadata", `- {op: replace, path: /spec/ports/0/targetPort, value: metadata-health}`},
+	{"snapshot-metadata", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {volumes: [{name: snapshot-metadata-tls, secret: null, emptyDir: {}}]}}}}`},
+	{"probes", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-snapshot-metadata, livenessProbe: {httpGet: {path: /healthz}}}]}}}}`},
+	{"rbac-missing", "ClusterRole", "blockdriver-snapshot-metadata", `- {op: remove, path: /rules/0}`}, // tokenreviews
+	{"rbac-missing", "ClusterRole", "blockdriver-snapshot-metadata", `- {op: remove, path: /rules/1}`}, // subjectaccessreviews
+	{"rbac-missing", "ClusterRole", "blockdriver-snapshot-metadata", `- {op: remove, path: /rules/2}`}, // snapshotmetadataservices
+	{"rbac-excess", "ClusterRole", "blockdriver-snapshot-metadata", `- {op: add, path: /rules/2/verbs/-, value: create}`},
+}
+
 // overlays are those that are broken.
 var overlays = map[string]string{"blockdriver": "shared-pool", "nfsdriver": "cluster"}
 
@@ -156,7 +173,7 @@ func able(name string) *driver {
 	switch name {
 	case "blockdriver":
 		d.csiName = "block.csikit.dev"
-		caps = append(caps, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "MODIFY_VOLUME", "VOLUME_ACCESSIBILITY_CONSTRAINTS")
+		caps = append(caps, "PUBLISH_UNPUBLISH_VOLUME", "STAGE_UNSTAGE_VOLUME", "MODIFY_VOLUME", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_METADATA_SERVICE")
 		flags = append(flags, "pool", "topology")
 	case "nfsdriver":
 		d.csiName = "nfs.csikit.dev"
@@ -174,53 +191,59 @@ func able(name string) *driver {
 // Each rule finds its mistake, and nothing where there is none.
 func TestRules(t *testing.T) {
 	trees := map[string]tree{}
-	for name, overlay := range overlays {
-		d := able(name)
-		trees[name] = d.tree(t)
-		for i, overlay := range []string{overlay, lifecycleOverlays[name]} {
-			components := [][]string{nil, lifecycle[name]}[i]
-			if objects, err := trees[name].render(overlay, components); err != nil {
+	groups := []struct {
+		broken     []struct{ rule, kind, name, patch string }
+		overlays   map[string]string
+		components map[string][]string
+	}{
+		{broken, overlays, nil},
+		{brokenLifecycle, lifecycleOverlays, lifecycle},
+		{brokenMetadata, map[string]string{"blockdriver": "shared-pool"}, map[string][]string{"blockdriver": {"snapshot-metadata"}}},
+	}
+	for name := range overlays {
+		trees[name] = able(name).tree(t)
+	}
+	for _, g := range groups {
+		for name, overlay := range g.overlays {
+			if objects, err := trees[name].render(overlay, g.components[name]); err != nil {
 				t.Fatal(err)
-			} else if findings := newCluster(d, objects).lint(); len(findings) > 0 {
-				t.Fatalf("%s with %q without a mistake: %q", name, components, findings)
+			} else if findings := newCluster(able(name), objects).lint(); len(findings) > 0 {
+				t.Fatalf("%s with %q without a mistake: %q", name, g.components[name], findings)
 			}
 		}
 	}
 	tested := map[string]bool{}
-	for i, b := range slices.Concat(broken, brokenLifecycle) {
-		tested[b.rule] = true
-		var components []string
-		in := overlays
-		if i >= len(broken) {
-			components, in = lifecycle["blockdriver"], lifecycleOverlays
+	for _, g := range groups {
+		for _, b := range g.broken {
+			tested[b.rule] = true
+			t.Run(b.rule, func(t *testing.T) {
+				name := "blockdriver"
+				if strings.HasPrefix(b.name, "nfs") {
+					name = "nfsdriver"
+				}
+				d := able(name)
+				var patches []types.Patch
+				switch {
+				case b.rule == "mount-group":
+					d.caps["VOLUME_MOUNT_GROUP"] = true
+				case b.patch == "":
+					d.caps["CREATE_DELETE_SNAPSHOT"] = false
+				case strings.HasPrefix(b.patch, "- "):
+					patches = []types.Patch{{Patch: b.patch, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
+				default:
+					text := "{kind: " + b.kind + ", apiVersion: any, metadata: {name: " + b.name + "}, " + strings.TrimPrefix(strings.TrimSuffix(b.patch, "}"), "{") + "}"
+					patches = []types.Patch{{Patch: text, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
+				}
+				objects, err := trees[name].render(g.overlays[name], g.components[name], patches...)
+				if err != nil {
+					t.Fatalf("%s: %v", b.patch, err)
+				}
+				findings := newCluster(d, objects).lint()
+				if !slices.ContainsFunc(findings, func(f finding) bool { return f.rule == b.rule }) {
+					t.Errorf("%s %s with %s: found %q", b.kind, b.name, b.patch, findings)
+				}
+			})
 		}
-		t.Run(b.rule, func(t *testing.T) {
-			name := "blockdriver"
-			if strings.HasPrefix(b.name, "nfs") {
-				name = "nfsdriver"
-			}
-			d := able(name)
-			var patches []types.Patch
-			switch {
-			case b.rule == "mount-group":
-				d.caps["VOLUME_MOUNT_GROUP"] = true
-			case b.patch == "":
-				d.caps["CREATE_DELETE_SNAPSHOT"] = false
-			case strings.HasPrefix(b.patch, "- "):
-				patches = []types.Patch{{Patch: b.patch, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
-			default:
-				text := "{kind: " + b.kind + ", apiVersion: any, metadata: {name: " + b.name + "}, " + strings.TrimPrefix(strings.TrimSuffix(b.patch, "}"), "{") + "}"
-				patches = []types.Patch{{Patch: text, Target: &types.Selector{ResId: resid.ResId{Gvk: resid.Gvk{Kind: b.kind}, Name: b.name}}}}
-			}
-			objects, err := trees[name].render(in[name], components, patches...)
-			if err != nil {
-				t.Fatalf("%s: %v", b.patch, err)
-			}
-			findings := newCluster(d, objects).lint()
-			if !slices.ContainsFunc(findings, func(f finding) bool { return f.rule == b.rule }) {
-				t.Errorf("%s %s with %s: found %q", b.kind, b.name, b.patch, findings)
-			}
-		})
 	}
 	for _, r := range rules {
 		if !tested[r.name] {

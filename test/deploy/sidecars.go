@@ -43,6 +43,7 @@ const (
 	snapshotGroup = "snapshot.storage.k8s.io"
 	groupGroup    = "groupsnapshot.storage.k8s.io"
 	groupGate     = "CSIVolumeGroupSnapshot"
+	metadataGroup = "cbt.storage.k8s.io"
 )
 
 // sidecars by the name of their image. The rights are those of each one's
@@ -125,6 +126,18 @@ var sidecars = map[string]sidecar{
 					right{false, groupGroup, []string{"volumegroupsnapshotcontents/status"}, []string{"update", "patch"}, groupGate})
 			}
 			return append(rs, c.secrets("snapshotter-secret", "get", "list")...)
+		},
+	},
+	"csi-snapshot-metadata": {
+		version: "v1.1.0", needs: []string{"SNAPSHOT_METADATA_SERVICE"},
+		rights: func(c *cluster, n *container) []right {
+			return append([]right{
+				{false, "authentication.k8s.io", []string{"tokenreviews"}, []string{"create"}, "who asks"},
+				{false, "authorization.k8s.io", []string{"subjectaccessreviews"}, []string{"create"}, "whether that one may"},
+				{false, metadataGroup, []string{"snapshotmetadataservices"}, []string{"get"}, "the audience of tokens"},
+				{false, snapshotGroup, []string{"volumesnapshots", "volumesnapshotcontents"}, []string{"get"}, "the snapshot's handle"},
+				{false, snapshotGroup, []string{"volumesnapshotclasses"}, []string{"get", "list"}, "the snapshot's secrets"},
+			}, c.secrets("snapshotter-secret", "get")...)
 		},
 	},
 	"csi-node-driver-registrar": {

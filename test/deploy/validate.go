@@ -60,7 +60,9 @@ func validate(o runtime.Object) error {
 	case *corev1.Namespace:
 		return validateAs(o, &core.Namespace{}, corevalidation.ValidateNamespace)
 	case *corev1.Service:
-		o.Spec.ClusterIPs = []string{o.Spec.ClusterIP} // as the API server does before it validates
+		if o.Spec.ClusterIP != "" { // as the API server does before it validates
+			o.Spec.ClusterIPs = []string{o.Spec.ClusterIP}
+		}
 		return validateAs(o, &core.Service{}, corevalidation.ValidateServiceCreate)
 	case *corev1.ServiceAccount:
 		return validateAs(o, &core.ServiceAccount{}, corevalidation.ValidateServiceAccount)

@@ -81,4 +81,37 @@ retry, which comes after a minute at the latest, finds it. */}}
     - --leader-election
     - --http-endpoint=:9813
 {{- end }}
+{{- if and .Values.snapshots.enabled .Values.snapshots.metadata }}
+- name: csi-snapshot-metadata
+  image: {{ .Values.sidecars.registry }}/csi-snapshot-metadata:{{ .Values.sidecars.snapshotMetadata.tag }}
+  args:
+    - --csi-address=/csi/csi.sock
+    - --timeout={{ .Values.sidecars.timeout }}
+    - --port=50051
+    - --tls-cert=/tls/tls.crt
+    - --tls-key=/tls/tls.key
+    - --http-endpoint=:9815
+  ports:
+    - name: metadata
+      containerPort: 50051
+    - name: metadata-health
+      containerPort: 9815
+  livenessProbe:
+    httpGet:
+      path: /health
+      port: metadata-health
+    initialDelaySeconds: 30 # it waits for the driver
+    periodSeconds: 20
+    timeoutSeconds: 5
+    failureThreshold: 5
+  securityContext:
+    {{- include "blockdriver.sidecarSecurity" . | nindent 4 }}
+  resources: {{ toJson .Values.sidecars.snapshotMetadata.resources }}
+  volumeMounts:
+    - name: socket-dir
+      mountPath: /csi
+    - name: snapshot-metadata-tls
+      mountPath: /tls
+      readOnly: true
+{{- end }}
 {{- end }}

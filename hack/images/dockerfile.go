@@ -1,16 +1,23 @@
-//go:build linux
-
-package main
+package images
 
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
 
-// A stage is what a Dockerfile of the examples says about an image. The images of the
-// cluster are made from that, without Docker and without a registry.
+// A dockerfile is what one of the examples' says.
+type dockerfile struct {
+	module  string // the directory with the driver's go.mod
+	golang  string // the version of Go
+	suite   string // of Debian
+	ldflags string
+	stages  []stage // without the one that compiles the driver
+}
+
+// A stage is what it says about one image.
 type stage struct {
 	name       string
 	scratch    bool     // else a Debian
@@ -21,15 +28,35 @@ type stage struct {
 	entrypoint string
 }
 
-// readDockerfile returns the stages but the first, which compiles the driver. An
-// instruction that it does not know is an error: an image would not be what the
-// Dockerfile describes.
-func readDockerfile(name string) (stages []stage, err error) {
+var (
+	argLine     = regexp.MustCompile(`(?m)^ARG (GO|BASE|MODULE)=(?:golang:|debian:)?([^-\s]+)`)
+	ldflagsText = regexp.MustCompile(`-ldflags "([^"]*)"`)
+)
+
+// readDockerfile reads what the images are made from. An instruction that it does not know
+// is an error: an image would not be what the Dockerfile describes.
+func readDockerfile(name string) (d dockerfile, err error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
-	joined := strings.ReplaceAll(string(text), "\\\n", " ")
+	args := map[string]string{}
+	for _, m := range argLine.FindAllStringSubmatch(string(text), -1) {
+		args[m[1]] = m[2]
+	}
+	d.golang, d.suite, d.module = args["GO"], args["BASE"], args["MODULE"]
+	if m := ldflagsText.FindStringSubmatch(string(text)); m != nil {
+		d.ldflags = m[1]
+	}
+	if d.golang == "" || d.suite == "" || d.module == "" || d.ldflags == "" {
+		return d, fmt.Errorf("%s: want ARG GO=golang:..., BASE=debian:... and MODULE=..., and -ldflags \"...\"", name)
+	}
+	d.stages, err = readStages(name, string(text))
+	return d, err
+}
+
+func readStages(name, text string) (stages []stage, err error) {
+	joined := strings.ReplaceAll(text, "\\\n", " ")
 	first := true
 	for line := range strings.Lines(joined) {
 		f := strings.Fields(line)
