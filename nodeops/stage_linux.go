@@ -130,7 +130,11 @@ func (t table) checkUnused(dev *device, target string) error {
 	if others := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
 		return faultf(csierr.Precondition, "%s is mounted at %s already: it is the device of another volume, or this volume was unmounted manually while in use; unmount it there first", dev.path, paths(others))
 	}
-	if others := t.nodes(dev); len(others) > 0 {
+	others, err := t.nodes(dev)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
 		return faultf(csierr.Precondition, "%s is published as a raw block device at %s: unpublish it there first", dev.path, paths(others))
 	}
 	return nil
@@ -256,7 +260,11 @@ func (n *Node) unstage(ctx context.Context, r UnstageRequest, path resolvedPath)
 	if err != nil {
 		return err
 	}
-	if err := n.refusePublished(ctx, table.uses(dev)); err != nil {
+	published, err := table.uses(dev)
+	if err != nil {
+		return err
+	}
+	if err := n.refusePublished(ctx, published); err != nil {
 		return err
 	}
 	return n.released(dev)
