@@ -180,21 +180,12 @@ func closeWithoutFork(closeFile func() error) {
 //
 // It is the lock that udev respects: it does not probe a device that is locked
 // (systemd.io/BLOCK_DEVICE_LOCKING), and holds the lock for the short time it probes.
-func (d *device) claim() (*os.File, error) {
+func (d *device) claim(ctx context.Context) (*os.File, error) {
 	f, err := d.reopen(unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			break
-		}
-	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = faultf(csierr.Busy, "%s is locked by another program", d.path)
-	}
-	if err != nil {
+	if err := lockFile(ctx, int(f.Fd()), d.path+" is locked by another program"); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -30,7 +30,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	defer done()
 
-	claim, err := dev.claim()
+	claim, err := dev.claim(ctx)
 	if err != nil {
 		return err
 	}

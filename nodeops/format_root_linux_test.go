@@ -712,7 +712,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 	const rounds = 300
 	var guarded, plain int
 	for range rounds {
-		claim, err := d.claim()
+		claim, err := d.claim(t.Context())
 		ok(t, err)
 		time.Sleep(time.Millisecond)
 		ok(t, claim.Close())
@@ -721,7 +721,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 		} else {
 			release()
 		}
-		if claim, err = d.claim(); err != nil {
+		if claim, err = d.claim(t.Context()); err != nil {
 			continue // the child of just now still has it
 		}
 		time.Sleep(time.Millisecond)

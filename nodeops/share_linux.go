@@ -40,7 +40,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	if err != nil {
 		return err
 	}
-	unlock, err := lockTarget(target)
+	unlock, err := lockTarget(ctx, target)
 	if err != nil {
 		undo()
 		return err

@@ -167,7 +167,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	if major != dev.major || minor != dev.minor {
 		return faultf(csierr.Precondition, "%s now refers to a different device; retry", dev.path)
 	}
-	return attach(tree, target)
+	return attach(ctx, tree, target)
 }
 
 // treeDevice returns the number of the block device of a mount of that file system type.
