@@ -41,6 +41,14 @@
 // device is assumed to be one volume; for shares that are staged, since PublishShare
 // mounts each target separately.
 //
+// # Mount groups
+//
+// The capability VOLUME_MOUNT_GROUP is for file systems with a mount option for the group of
+// all files, such as gid= of cifs: a driver passes volume_mount_group to PublishShare as that
+// mount flag. ext4, xfs and btrfs have none, so StageFilesystem takes no group. A driver for
+// these does not claim the capability; kubelet then applies fsGroup itself, to all files, which
+// a driver cannot do for the next pod with another group.
+//
 // # Concurrency
 //
 // A [Node] is safe for concurrent use. It runs one operation per path at a time,

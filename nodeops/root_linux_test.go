@@ -921,36 +921,6 @@ func TestStageWaitsForTheDevice(t *testing.T) {
 	ok(t, <-staged)
 }
 
-func TestMountGroup(t *testing.T) {
-	for _, c := range fsTable {
-		f := newFixture(t, c.size)
-		r := f.stageRequest(c.fsType)
-		r.MountGroup = "4711"
-		for range 2 {
-			ok(t, f.stage(r))
-			var st unix.Stat_t
-			ok(t, unix.Stat(f.staging, &st))
-			if st.Gid != 4711 || st.Mode&0o2070 != 0o2070 {
-				t.Errorf("%s: the root has group %d and mode %o", c.fsType, st.Gid, st.Mode)
-			}
-		}
-		ok(t, os.Mkdir(f.staging+"/dir", 0o700))
-		ok(t, unix.Chmod(f.staging+"/dir", 0o700))
-		ok(t, f.stage(r))
-		var st unix.Stat_t
-		ok(t, unix.Stat(f.staging+"/dir", &st))
-		if st.Gid != 4711 || st.Mode&0o777 != 0o700 {
-			t.Errorf("%s: a directory in it has group %d and mode %o, want that of the volume and what it was given", c.fsType, st.Gid, st.Mode)
-		}
-	}
-	f := newFixture(t, 64*mib)
-	for _, group := range []string{"staff", "-1", "4294967295", "1 "} {
-		r := f.stageRequest("ext4")
-		r.MountGroup = group
-		wantKind(t, f.stage(r), csierr.Invalid, "mount group")
-	}
-}
-
 // kubernetes-csi/csi-driver-nfs#558: statistics were requested from a server that was slow
 // already. If statfs hangs, the last values are returned with their age.
 func TestStatsOfAHungVolume(t *testing.T) {

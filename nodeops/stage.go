@@ -3,7 +3,6 @@ package nodeops
 import (
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/csikit/csikit/csierr"
@@ -30,20 +29,6 @@ type StageFilesystemRequest struct {
 	// the defaults of the installed mkfs, which the kernel of a node that is older than
 	// the driver's image may not support. Existing file systems are not changed.
 	OldestKernel string
-
-	// MountGroup is volume_mount_group: the decimal ID of the group that may write to the
-	// volume. The root of the file system gets this group, write permission for it and
-	// the set-group-ID bit, so that new files inherit the group. Existing files are not
-	// changed: with millions of them that takes hours. "" leaves the root unchanged.
-	// Ignored if ReadOnly is set.
-	//
-	// It does not entitle a plugin to VOLUME_MOUNT_GROUP, which is for file systems and
-	// shares with a mount option for the group (gid= of vfat, exfat, ntfs3 and cifs), where
-	// all files belong to the group of the mount. ext4, xfs and btrfs have none: files keep
-	// the group under which they were created, and kubelet, which applies fsGroup itself only
-	// to plugins without the capability, does not change it. The next pod with another fsGroup
-	// cannot use them. Set MountGroup where the CO uses one group for the volume's lifetime.
-	MountGroup string
 }
 
 // Fsck selects when e2fsck checks an ext4 before it is mounted. It repairs what can be
@@ -102,9 +87,6 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
 		return mountapi.Options{}, faultf(csierr.Invalid, "unknown Fsck %d", r.Fsck)
 	}
-	if _, err := parseGroup(r.MountGroup); err != nil {
-		return mountapi.Options{}, err
-	}
 	if r.OldestKernel != "" {
 		if _, err := parseKernel(r.OldestKernel); err != nil {
 			return mountapi.Options{}, err
@@ -120,18 +102,6 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 		}
 	}
 	return opts, nil
-}
-
-// parseGroup returns -1 for no group.
-func parseGroup(group string) (gid int, err error) {
-	if group == "" {
-		return -1, nil
-	}
-	n, err := strconv.ParseUint(group, 10, 32)
-	if err != nil || n == 1<<32-1 { // means no change in chown(2)
-		return -1, faultf(csierr.Invalid, "mount group %q is not the decimal ID of a group", group)
-	}
-	return int(n), nil
 }
 
 // StageBlockRequest is the request of [Node.StageBlock].
