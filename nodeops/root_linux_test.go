@@ -325,6 +325,9 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 		{Path: f.dev.Path, Size: 65 * mib},
 		{Path: f.dev.Path, Serial: "other"},
 		{Path: f.dev.Path, WWID: "other"},
+		{Path: f.dev.Path, DMUUID: "other"},
+		{Path: f.dev.Path, Partition: 1},
+		{Path: f.dev.Path, Check: func(string) error { return errors.New("other") }},
 		{Path: f.image},
 	} {
 		r := f.stageRequest("ext4")
@@ -333,6 +336,13 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 	}
 	r := f.stageRequest("ext4")
 	r.Device.Size = 64 * mib
+	r.Device.Check = func(dir string) error {
+		backing, err := os.ReadFile(dir + "/loop/backing_file")
+		if err == nil && strings.TrimSpace(string(backing)) != f.image {
+			err = fmt.Errorf("the image is %q", backing)
+		}
+		return err
+	}
 	link := filepath.Join(t.TempDir(), "by-id") // as /dev/disk/by-id is
 	ok(t, os.Symlink(f.dev.Path, link))
 	r.Device.Path = link
