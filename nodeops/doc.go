@@ -10,7 +10,8 @@
 //   - A device is formatted only when it is proven blank: read in this process at
 //     every offset where a file system, partition table or volume manager has its
 //     signature, and found blank by blkid too. A device that cannot be read, holds
-//     anything else or is in use is refused and never written to.
+//     anything else or is in use is refused and never written to. For storage that shows
+//     what an earlier volume has left, see StageFilesystemRequest.NeverUsed.
 //   - An interrupted mkfs is repeated, also on another node: a mark on the device
 //     records that it was blank before. Without an intact mark, leftovers of mkfs are
 //     treated as data, and an operator decides. mkfs does not discard the device;

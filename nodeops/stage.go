@@ -24,6 +24,17 @@ type StageFilesystemRequest struct {
 	Fsck              Fsck     // when to check an ext4 before it is mounted
 	Prezeroed         bool     // let mkfs skip writing zeros: only if the storage guarantees that a new device reads as zeros
 
+	// NeverUsed states that the volume was never written to since its storage was allocated,
+	// by a durable record of the driver. Thick LVM, local disks and LUNs that are not zeroed
+	// show what an earlier volume has left there. Then a device with data of an unknown kind
+	// is formatted; one with any known signature is still refused, and so is the mark of
+	// another volume's mkfs. The driver has to change its record after StageFilesystem has
+	// succeeded and before NodeStageVolume answers, as a pod writes after that: with an
+	// outdated record, a volume whose file system is destroyed would be formatted. If the
+	// process is killed in between, the next call finds the mark or the file system, and needs
+	// no record. Not with MustHoldData or Prezeroed.
+	NeverUsed bool
+
 	// OldestKernel is the oldest Linux that has to mount the volume read-write, such as
 	// "5.4"; the minimum is 3.16. mkfs disables the features that it cannot mount. "" uses
 	// the defaults of the installed mkfs, which the kernel of a node that is older than
@@ -46,7 +57,7 @@ const (
 )
 
 // StageFilesystem mounts the volume's file system at the staging path. A device
-// that is proven blank is formatted first; a file system that is smaller than its
+// that is proven blank (but see NeverUsed) is formatted first; a file system that is smaller than its
 // device is grown (before or after mounting, depending on its type).
 //
 // It is idempotent, also after the process was killed at any point: what is done already
@@ -86,6 +97,9 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	}
 	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
 		return mountapi.Options{}, faultf(csierr.Invalid, "unknown Fsck %d", r.Fsck)
+	}
+	if r.NeverUsed && (r.MustHoldData || r.Prezeroed) {
+		return mountapi.Options{}, faultf(csierr.Invalid, "NeverUsed contradicts MustHoldData and Prezeroed")
 	}
 	if r.OldestKernel != "" {
 		if _, err := parseKernel(r.OldestKernel); err != nil {
