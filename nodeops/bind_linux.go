@@ -19,5 +19,5 @@ func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.At
 	if err := check(tree); err != nil {
 		return err
 	}
-	return attach(tree, target)
+	return attach(ctx, tree, target)
 }

@@ -38,8 +38,14 @@ func (n *Node) awaitDevice(ctx context.Context, d Device) (_ *device, err error)
 	deadline := time.Now().Add(n.deviceWait)
 	for {
 		dev, err := openDevice(d)
-		if !errors.Is(err, errNoDevice) || !time.Now().Before(deadline) {
-			return dev, err
+		if err == nil {
+			if err = dev.refusePath(); err == nil {
+				return dev, nil
+			}
+			dev.close()
+		}
+		if !errors.Is(err, errNoDevice) && !errors.Is(err, errPath) || !time.Now().Before(deadline) {
+			return nil, err
 		}
 		select {
 		case <-time.After(50 * time.Millisecond):
@@ -91,25 +97,7 @@ func (d *device) check(want Device) error {
 	if want.Size != 0 && want.Size != d.size {
 		return faultf(csierr.Precondition, "%s has %d bytes, the volume has %d: it may be another disk", d.path, d.size, want.Size)
 	}
-	for _, id := range []struct {
-		name, want string
-		files      []string
-	}{
-		{"serial", want.Serial, []string{"serial", "device/serial"}},
-		{"wwid", want.WWID, []string{"wwid", "device/wwid"}},
-	} {
-		if id.want == "" {
-			continue
-		}
-		have, err := d.sysfs(id.files...)
-		if err != nil {
-			return faultf(csierr.Precondition, "%s: its %s cannot be checked: %w", d.path, id.name, err)
-		}
-		if have != id.want {
-			return faultf(csierr.Precondition, "%s has %s %q, the volume has %q: it is another disk", d.path, id.name, have, id.want)
-		}
-	}
-	return nil
+	return d.checkIdentity(want)
 }
 
 func (d *device) measure() error {
@@ -119,17 +107,6 @@ func (d *device) measure() error {
 	}
 	d.size = size
 	return nil
-}
-
-func (d *device) sysfs(files ...string) (string, error) {
-	var err error
-	for _, f := range files {
-		var text []byte
-		if text, err = os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/%s", d.major, d.minor, f)); err == nil {
-			return strings.TrimSpace(string(text)), nil
-		}
-	}
-	return "", err
 }
 
 func (d *device) number() number { return number{d.major, d.minor} }
@@ -180,21 +157,12 @@ func closeWithoutFork(closeFile func() error) {
 //
 // It is the lock that udev respects: it does not probe a device that is locked
 // (systemd.io/BLOCK_DEVICE_LOCKING), and holds the lock for the short time it probes.
-func (d *device) claim() (*os.File, error) {
+func (d *device) claim(ctx context.Context) (*os.File, error) {
 	f, err := d.reopen(unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			break
-		}
-	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = faultf(csierr.Busy, "%s is locked by another program", d.path)
-	}
-	if err != nil {
+	if err := lockFile(ctx, int(f.Fd()), d.path+" is locked by another program"); err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -230,26 +231,89 @@ func TestLUKS(t *testing.T) {
 	ok(t, f.node.Unstage(t.Context(), UnstageRequest{VolumeID: "v", StagingTargetPath: f.staging}))
 }
 
-// A disk of the SCSI stack grows when it is rescanned, and goes without a word.
-func TestSCSI(t *testing.T) {
+// newSCSI returns the directory in sysfs of a new disk of 64 MiB.
+func newSCSI(t *testing.T) (disk string) {
+	t.Helper()
 	gate.Root(t)
 	gate.Modules(t, "scsi_debug", "sd_mod")
 	gate.Tools(t, "modprobe", "rmmod", "mke2fs", "e2fsck", "blkid")
 	run(t, "rmmod", "scsi_debug")
 	run(t, "modprobe", "scsi_debug", "dev_size_mb=64", "delay=0")
 	t.Cleanup(func() { run(t, "rmmod", "scsi_debug") })
-	var disk string
 	for range 500 {
 		disks, _ := filepath.Glob("/sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*:*/block/sd*")
 		if len(disks) == 1 {
-			disk = disks[0]
-			break
+			return disks[0]
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if disk == "" {
-		t.Fatal("scsi_debug made no disk")
+	t.Fatal("scsi_debug made no disk")
+	return ""
+}
+
+// The identity of a SCSI disk, of a partition, and of a multipath device is what the kernel
+// shows; the multipath device is one of its name only.
+func TestSCSIIdentity(t *testing.T) {
+	gate.Modules(t, "dm_mod")
+	gate.Tools(t, "dmsetup", "addpart", "delpart")
+	t.Setenv("DM_DISABLE_UDEV", "1")
+	disk := newSCSI(t)
+	path := "/dev/" + filepath.Base(disk)
+	page, err := os.ReadFile(disk + "/device/vpd_pg80")
+	ok(t, err)
+	wwid, err := os.ReadFile(disk + "/device/wwid")
+	ok(t, err)
+	serial := strings.TrimSpace(string(page[4:]))
+	t.Logf("serial %q, wwid %q", serial, wwid)
+	n, err := New(Config{DeviceWait: -1})
+	ok(t, err)
+	stage := func(d Device) error {
+		return n.StageBlock(t.Context(), StageBlockRequest{VolumeID: "v", Device: d, StagingTargetPath: "/nowhere"})
 	}
+	whole := Device{Path: path, Serial: serial, WWID: strings.TrimSpace(string(wwid))}
+	ok(t, stage(whole))
+	wantKind(t, stage(Device{Path: path, Serial: serial + "0"}), csierr.Precondition, "it is another disk")
+
+	run(t, "addpart", path, "2", "2048", "4096")
+	t.Cleanup(func() { run(t, "delpart", path, "2") })
+	part := whole
+	part.Path, part.Partition, part.Size = path+"2", 2, 2*mib
+	ok(t, stage(part))
+	wantKind(t, stage(Device{Path: part.Path, Serial: serial}), csierr.Precondition, "the volume is a whole disk")
+	part.Partition = 1
+	wantKind(t, stage(part), csierr.Precondition, "partition 2")
+
+	name, uuid := fmt.Sprintf("csikit%d", os.Getpid()), "mpath-3600csikit"
+	run(t, "dmsetup", "create", name, "--uuid", uuid, "--table", "0 2048 linear "+path+" 0")
+	remove := sync.OnceFunc(func() { run(t, "dmsetup", "remove", "--retry", name) })
+	t.Cleanup(remove)
+	for _, d := range []Device{whole, {Path: path}, {Path: part.Path}} {
+		wantKind(t, stage(d), csierr.Precondition, "one path of the multipath device /dev/mapper/"+name)
+	}
+	mapped := Device{Path: "/dev/mapper/" + name, DMUUID: uuid}
+	ok(t, stage(mapped))
+	mapped.DMUUID = "mpath-3600other"
+	wantKind(t, stage(mapped), csierr.Precondition, uuid, "another disk")
+
+	// A link that refers to a path is changed to the multipath device once that is assembled.
+	link := filepath.Join(t.TempDir(), "by-id")
+	ok(t, os.Symlink(path, link))
+	patient, err := New(Config{DeviceWait: time.Minute})
+	ok(t, err)
+	staged := make(chan error, 1)
+	go func() {
+		staged <- patient.StageBlock(t.Context(), StageBlockRequest{VolumeID: "v", Device: Device{Path: link, DMUUID: uuid}, StagingTargetPath: "/nowhere"})
+	}()
+	ok(t, os.Symlink("/dev/mapper/"+name, link+".new"))
+	ok(t, os.Rename(link+".new", link))
+	ok(t, <-staged)
+	remove()
+	ok(t, stage(whole))
+}
+
+// A disk of the SCSI stack grows when it is rescanned, and goes without a word.
+func TestSCSI(t *testing.T) {
+	disk := newSCSI(t)
 	sys, path := filepath.Join(disk, "device"), "/dev/"+filepath.Base(disk)
 	wwid, err := os.ReadFile(sys + "/wwid")
 	ok(t, err)

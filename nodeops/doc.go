@@ -10,7 +10,8 @@
 //   - A device is formatted only when it is proven blank: read in this process at
 //     every offset where a file system, partition table or volume manager has its
 //     signature, and found blank by blkid too. A device that cannot be read, holds
-//     anything else or is in use is refused and never written to.
+//     anything else or is in use is refused and never written to. For storage that shows
+//     what an earlier volume has left, see StageFilesystemRequest.NeverUsed.
 //   - An interrupted mkfs is repeated, also on another node: a mark on the device
 //     records that it was blank before. Without an intact mark, leftovers of mkfs are
 //     treated as data, and an operator decides. mkfs does not discard the device;
@@ -40,6 +41,14 @@
 // directory with Bidirectional propagation); for two volumes on one device, since a
 // device is assumed to be one volume; for shares that are staged, since PublishShare
 // mounts each target separately.
+//
+// # Mount groups
+//
+// The capability VOLUME_MOUNT_GROUP is for file systems with a mount option for the group of
+// all files, such as gid= of cifs: a driver passes volume_mount_group to PublishShare as that
+// mount flag. ext4, xfs and btrfs have none, so StageFilesystem takes no group. A driver for
+// these does not claim the capability; kubelet then applies fsGroup itself, to all files, which
+// a driver cannot do for the next pod with another group.
 //
 // # Concurrency
 //

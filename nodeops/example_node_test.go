@@ -30,7 +30,7 @@ func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequ
 	}
 	return &csi.NodeStageVolumeResponse{}, n.ops.StageFilesystem(ctx, nodeops.StageFilesystemRequest{
 		VolumeID: req.GetVolumeId(), Device: device(req.GetVolumeId()), StagingTargetPath: req.GetStagingTargetPath(),
-		FSType: mount.GetFsType(), MountFlags: mount.GetMountFlags(), MountGroup: mount.GetVolumeMountGroup(),
+		FSType: mount.GetFsType(), MountFlags: mount.GetMountFlags(),
 		MustHoldData: req.GetVolumeContext()["restored"] == "true", // never formatted, whatever is found
 	})
 }

@@ -496,30 +496,30 @@ func TestXFSWithADirtyLog(t *testing.T) {
 
 // ceph/ceph-csi@bf4ba0ec8, kubernetes-csi/csi-driver-nfs#340: each mount changed the mode
 // of the root, for which kubelet went through all files again.
-func TestMountGroupChangesOnlyWhatDiffers(t *testing.T) {
+func TestTheRootDirectoryStaysAsItIs(t *testing.T) {
 	for _, c := range fsTable {
 		f := newFixture(t, c.size)
-		changed := func() unix.Timespec {
-			var st unix.Stat_t
+		f.mustStage(c.fsType)
+		// As kubelet does for a pod's fsGroup.
+		ok(t, os.Chown(f.staging, -1, 4711))
+		ok(t, unix.Chmod(f.staging, 0o2775))
+		root := func() (st unix.Stat_t) {
 			ok(t, unix.Stat(f.staging, &st))
-			return st.Ctim
+			return st
 		}
-		r := f.stageRequest(c.fsType)
-		r.MountGroup = "4711"
-		ok(t, f.stage(r))
-		first := changed()
+		first := root()
 		for range 2 {
 			// The time stamps of a file system have a resolution of some milliseconds.
-			for t0 := time.Unix(first.Unix()); time.Since(t0) < 50*time.Millisecond; {
+			for t0 := time.Unix(first.Ctim.Unix()); time.Since(t0) < 50*time.Millisecond; {
 				time.Sleep(10 * time.Millisecond)
 			}
-			ok(t, f.stage(r))
+			f.mustStage(c.fsType)
 			f.unstage()
-			ok(t, f.stage(r))
+			f.mustStage(c.fsType)
 			ok(t, f.publish("p", nil))
 			ok(t, f.unpublish("p"))
-			if now := changed(); now != first {
-				t.Errorf("%s: the root was changed at %v, first at %v", c.fsType, now, first)
+			if now := root(); now.Ctim != first.Ctim || now.Gid != 4711 || now.Mode&0o7777 != 0o2775 {
+				t.Errorf("%s: the root was changed: %+v, at first %+v", c.fsType, now, first)
 			}
 		}
 	}

@@ -12,11 +12,12 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// format creates a file system on a device that was found blank while it was held, by
-// blkid too, or that holds an interrupted mkfs of a blank device.
+// format creates a file system on a device that was found blank while it was held, or with
+// data of an unknown kind that is not the volume's, in both cases by blkid too; or that holds
+// an interrupted mkfs of such a device.
 func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device, found contents, release func()) error {
-	retry := found.Kind != probe.Blank
-	if !retry && found.blkid != nil {
+	interrupted := found.mark.interrupted(found.Result, r.FSType)
+	if !interrupted && found.blkid != nil {
 		return found.blkid
 	}
 	fs := filesystems[r.FSType]
@@ -30,7 +31,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	defer done()
 
-	claim, err := dev.claim()
+	claim, err := dev.claim(ctx)
 	if err != nil {
 		return err
 	}
@@ -41,15 +42,16 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	}
 	args := append(slices.Clone(fs.mkfs[1:]), without...)
 	switch {
-	case retry: // the device does not read as zeros
-		args = append(args, fs.retry...)
+	case found.Kind != probe.Blank:
+		args = append(args, fs.notBlank...)
 	case r.Prezeroed:
 		args = append(args, fs.prezeroed...)
 	}
 	args = append(args, dev.path)
-	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size, "after_interruption", retry)
+	n.log.Warn("formatting a blank device", "volume_id", r.VolumeID, "device", dev.path, "fs_type", r.FSType, "bytes", dev.size,
+		"after_interruption", interrupted, "never_used", r.NeverUsed)
 	n.telemetry.formats.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(
-		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", retry)))
+		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", interrupted)))
 	release() // mkfs opens the device exclusively itself: of two concurrent ones, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
 	closeWithoutFork(claim.Close) // a mkfs that still runs keeps the lock

@@ -15,16 +15,17 @@ import (
 )
 
 // A mark is on a device from before mkfs until the file system is complete. It records that
-// the device was proven blank, so that anything else on it was left by an interrupted mkfs.
-// Without it the remains of a mkfs cannot be distinguished from data: neither a superblock
+// the device held nothing of the volume, so that anything else on it was left by an
+// interrupted mkfs. Without it the remains of a mkfs cannot be distinguished from data: neither a superblock
 // nor blkid nor samples of zeros show which of the two it is.
 //
 // Why a mark that is found can be trusted:
 //
-//   - It is written only to a proven blank device, made durable and read back in all its
-//     places before mkfs starts, and cleared in all of them before the file system is
-//     mounted for the first time. So while it is intact, no file system has existed that
-//     data could have been written to.
+//   - It is written only to a device that is proven blank, or of which the driver's record
+//     says that the volume has written nothing to it (NeverUsed), made durable and read
+//     back in all its places before mkfs starts, and cleared in all of them before the file
+//     system is mounted for the first time. So while it is intact, no file system has
+//     existed that data of the volume could have been written to.
 //   - It is trusted only if it is intact. mkfs writes to none of its places (see
 //     markPlaces), so a place that differs shows that another program has written, or that
 //     clearing had begun, which happens after mkfs has succeeded.
@@ -161,6 +162,7 @@ type markSearch struct {
 
 	// foreign describes one of the places that holds neither zeros nor our mark.
 	foreign string
+	another bool // one of the places has the mark of another volume or of another size
 }
 
 // searchMark reads the places of a volume's mark on the device behind r.
@@ -177,6 +179,7 @@ func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) 
 			s.ours[place] = block
 			s.fsTypes[m.fsType] = true
 		case ok:
+			s.another = true
 			s.foreign = fmt.Sprintf("the csikit mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
 		case !bytes.Equal(block, make([]byte, markSize)) && s.foreign == "":
 			s.foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)

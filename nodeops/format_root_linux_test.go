@@ -353,13 +353,14 @@ func init() {
 	roles = append(roles, gate.WithRole("stage", stageRole))
 }
 
-// stageRole is a driver that stages one volume: device, staging path, type. It
-// prints a line when mkfs is about to start.
+// stageRole is a driver that stages one volume: device, staging path, type, and perhaps that
+// the volume was never used. It prints a line when mkfs is about to start.
 func stageRole() {
 	n, err := New(Config{DeviceWait: -1, Logger: slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err == nil {
 		err = n.StageFilesystem(context.Background(), StageFilesystemRequest{
 			VolumeID: "v", Device: Device{Path: os.Args[1]}, StagingTargetPath: os.Args[2], FSType: os.Args[3],
+			NeverUsed: len(os.Args) > 4,
 		})
 	}
 	if err != nil {
@@ -369,9 +370,9 @@ func stageRole() {
 }
 
 // driver starts stageRole.
-func (f *fixture) driver(fsType string) (p *crash.Process, output io.Reader) {
+func (f *fixture) driver(fsType string, more ...string) (p *crash.Process, output io.Reader) {
 	f.t.Helper()
-	cmd := gate.RoleCommand(context.Background(), "stage", f.dev.Path, f.staging, fsType)
+	cmd := gate.RoleCommand(context.Background(), "stage", append([]string{f.dev.Path, f.staging, fsType}, more...)...)
 	r, w, err := os.Pipe()
 	ok(f.t, err)
 	f.t.Cleanup(func() { r.Close() })
@@ -712,7 +713,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 	const rounds = 300
 	var guarded, plain int
 	for range rounds {
-		claim, err := d.claim()
+		claim, err := d.claim(t.Context())
 		ok(t, err)
 		time.Sleep(time.Millisecond)
 		ok(t, claim.Close())
@@ -721,7 +722,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 		} else {
 			release()
 		}
-		if claim, err = d.claim(); err != nil {
+		if claim, err = d.claim(t.Context()); err != nil {
 			continue // the child of just now still has it
 		}
 		time.Sleep(time.Millisecond)

@@ -13,7 +13,7 @@ import (
 type filesystem struct {
 	mkfs      []string // creates one on a blank device; not interactive, prints only errors
 	prezeroed []string // added to mkfs if the device is known to read as zeros
-	retry     []string // added to mkfs after an interrupted one
+	notBlank  []string // added to mkfs if the device does not read as zeros
 	check     []string // checks a file system without writing, while its device is held; exits with 0 if it is sound
 	data      []string // mount options that are always set
 	noReplay  []string // mount options for a device that refuses writes, on which a log cannot be replayed
@@ -46,9 +46,9 @@ var filesystems = map[string]filesystem{
 		},
 	},
 	"xfs": {
-		mkfs:  []string{"mkfs.xfs", "-q", "-K"},
-		retry: []string{"-f"},
-		check: []string{"xfs_repair", "-n"},
+		mkfs:     []string{"mkfs.xfs", "-q", "-K"},
+		notBlank: []string{"-f"},
+		check:    []string{"xfs_repair", "-n"},
 		// A clone or restore has the UUID of its source, and xfs refuses to mount both.
 		data:     []string{"nouuid"},
 		noReplay: []string{"norecovery"},
@@ -65,8 +65,8 @@ var filesystems = map[string]filesystem{
 		},
 	},
 	"btrfs": {
-		mkfs:  []string{"mkfs.btrfs", "-q", "-K"},
-		retry: []string{"-f"},
+		mkfs:     []string{"mkfs.btrfs", "-q", "-K"},
+		notBlank: []string{"-f"},
 		// --force: without, it opens the device exclusively, which is held already.
 		check: []string{"btrfs", "check", "--readonly", "--force"},
 		// The top-level subvolume, even if a user has set another default.

@@ -49,7 +49,11 @@ func (n *Node) released(dev *device) error {
 	if err != nil {
 		return err
 	}
-	if at := t.uses(dev); len(at) > 0 {
+	at, err := t.uses(dev)
+	if err != nil {
+		return err
+	}
+	if len(at) > 0 {
 		return faultf(csierr.Precondition, "%s is still mounted or published at %s: unpublish and unstage it first", dev.path, paths(at))
 	}
 	var release func()

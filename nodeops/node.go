@@ -148,12 +148,27 @@ func New(cfg Config) (*Node, error) {
 
 // Device is the block device that holds a volume. The fields other than Path are optional
 // and checked on the open descriptor before the device is used: a device path may refer to
-// another disk than when the volume was attached.
+// another disk than when the volume was attached. What differs or cannot be read is
+// csierr.Precondition.
+//
+// Stage and publish wait for the multipath device, and then refuse, if Path refers to one of
+// its paths, as a link in /dev/disk/by-id does until udev has changed it. While no multipath
+// device is assembled, a path cannot be distinguished from a disk: set DMUUID.
 type Device struct {
 	Path   string // "/dev/…"; symlinks such as /dev/disk/by-id/… are followed
-	Serial string // as in sysfs
-	WWID   string // as in sysfs
+	Serial string // of the disk: serial in sysfs (NVMe, virtio), or the SCSI unit serial number (VPD page 0x80)
+	WWID   string // of the disk: wwid in sysfs, such as "naa.…", "t10.…", "eui.…" or "nvme.…"
+	DMUUID string // of a device of device-mapper: dm/uuid in sysfs, such as "mpath-…", "LVM-…" or "CRYPT-…"
 	Size   int64  // bytes; must equal the device size
+
+	// Partition is the number of the partition of the disk with that Serial and WWID. 0 means
+	// the whole disk, if one of these is set.
+	Partition int
+
+	// Check returns an error if this is not the device of the volume. It gets the device's
+	// directory in sysfs, such as /sys/devices/…/block/sda/sda1, and must not block. nil
+	// checks nothing.
+	Check func(sysfsDir string) error
 }
 
 // InFlight lists the operations in flight, oldest first, by path. One that is minutes old

@@ -34,12 +34,17 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
 		return busy
 	}
-	if found.Kind == probe.Blank || found.mark.interrupted(found.Result, r.FSType) {
+	interrupted := found.mark.interrupted(found.Result, r.FSType)
+	recycled := r.NeverUsed && !interrupted && found.unknown()
+	if recycled && !readOnly {
+		found.blkid = n.confirmBlank(ctx, dev)
+	}
+	if found.Kind == probe.Blank || interrupted || recycled {
 		switch {
 		case r.MustHoldData:
 			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
 		case readOnly:
-			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
+			return faultf(csierr.Precondition, "%s was not formatted or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
 		}
 		return n.format(ctx, r, dev, found, release)
 	}
@@ -79,7 +84,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 type contents struct {
 	probe.Result
 	mark  markSearch
-	blkid error // nil if blkid has run and finds the device blank too
+	blkid error // nil if blkid has run and finds no signature either
 }
 
 // probeDevice reads the device, with direct I/O if it is held: then no file system on this
@@ -112,6 +117,11 @@ func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held
 	return c, err
 }
 
+// unknown reports whether the device holds data without any signature, and no mark but ours.
+func (c contents) unknown() bool {
+	return c.Kind == probe.Foreign && c.Type == "" && !c.mark.another
+}
+
 func (c contents) String() string {
 	if c.Kind == probe.Foreign && c.Type == "" && c.mark.foreign != "" {
 		return c.mark.foreign
@@ -119,7 +129,8 @@ func (c contents) String() string {
 	return c.Result.String()
 }
 
-// confirmBlank runs blkid, which knows more signatures than package probe.
+// confirmBlank runs blkid, which knows more signatures than package probe. It finds none on
+// data of an unknown kind either.
 func (n *Node) confirmBlank(ctx context.Context, dev *device) error {
 	status, output, err := n.command(ctx, queryTimeout, "blkid", "-p", "-o", "export", dev.path)
 	if err != nil {
@@ -127,7 +138,7 @@ func (n *Node) confirmBlank(ctx context.Context, dev *device) error {
 	}
 	// blkid(8): 2 is "nothing found", and also "cannot read"; probe has read it.
 	if status != 2 {
-		return faultf(csierr.Precondition, "%s reads as blank, but blkid (exit status %d) reports: %s", dev.path, status, output)
+		return faultf(csierr.Precondition, "%s has no signature that csikit knows, but blkid (exit status %d) reports: %s", dev.path, status, output)
 	}
 	return nil
 }

@@ -126,9 +126,16 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	if err := table.refuseFilesystem(dev); err != nil {
 		return err
 	}
-	others := table.nodes(dev, target)
+	others, err := table.nodes(dev, target)
+	if err != nil {
+		return err
+	}
 	if on := table.at(target); len(on) > 0 {
-		if diff := compareNode(on, dev, r.ReadOnly); len(diff) > 0 {
+		diff, err := compareNode(on, dev, r.ReadOnly)
+		if err != nil {
+			return err
+		}
+		if len(diff) > 0 {
 			return conflict("another volume or another configuration is published at the target path", diff)
 		}
 		return n.setAccess(dev, r.ReadOnly, others) // it may have been changed since
@@ -164,10 +171,14 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 }
 
 // compareNode lists the differences between what is mounted and the device's node.
-func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
+func compareNode(on []mountapi.Mount, dev *device, readOnly bool) ([]Difference, error) {
 	m := on[len(on)-1]
-	if !isNode(m, dev) {
-		return []Difference{{"target", "block device " + dev.name(), fmt.Sprintf("%s of %s", m.Root, m.FSType)}}
+	is, err := isNode(m, dev)
+	if err != nil {
+		return nil, err
+	}
+	if !is {
+		return []Difference{{"target", "block device " + dev.name(), fmt.Sprintf("%s of %s", m.Root, m.FSType)}}, nil
 	}
 	var diff []Difference
 	if len(on) > 1 {
@@ -176,7 +187,7 @@ func compareNode(on []mountapi.Mount, dev *device, readOnly bool) []Difference {
 	if m.ReadOnly() != readOnly {
 		diff = append(diff, Difference{"access", access(readOnly), access(m.ReadOnly())})
 	}
-	return diff
+	return diff, nil
 }
 
 // setAccess makes the device refuse or accept writes, if it does not yet, unless another
@@ -314,15 +325,19 @@ func (n *Node) unmountNode(ctx context.Context, m mountapi.Mount) error {
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: err}
 	}
-	last := len(table.nodes(dev, m.MountPoint)) == 0
+	others, err := table.nodes(dev, m.MountPoint)
+	if err != nil {
+		return err
+	}
+	last := len(others) == 0
 	// The flag is cleared first: once nothing is mounted, a retry could not find the device.
 	var kept error
 	if last {
 		kept = dev.setReadOnly(false)
 	}
 	if err := n.unmountTop(ctx, m.MountPoint); err != nil {
-		if table, e := readTable(); last && e == nil && len(table.nodes(dev)) > 0 {
-			err = errors.Join(err, dev.setReadOnly(true)) // it is still published
+		if last && mayBePublished(dev) {
+			err = errors.Join(err, dev.setReadOnly(true))
 		}
 		return err
 	}
@@ -335,6 +350,16 @@ func (n *Node) unmountNode(ctx context.Context, m mountapi.Mount) error {
 		return &fault{kind: csierr.Uncertain, err: kept}
 	}
 	return nil
+}
+
+// mayBePublished reports whether the device's node is still mounted; true if that is not known.
+func mayBePublished(dev *device) bool {
+	table, err := readTable()
+	if err != nil {
+		return true
+	}
+	nodes, err := table.nodes(dev)
+	return err != nil || len(nodes) > 0
 }
 
 // readOnlyNode opens the block device whose node is mounted read-only; nil for another

@@ -325,6 +325,9 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 		{Path: f.dev.Path, Size: 65 * mib},
 		{Path: f.dev.Path, Serial: "other"},
 		{Path: f.dev.Path, WWID: "other"},
+		{Path: f.dev.Path, DMUUID: "other"},
+		{Path: f.dev.Path, Partition: 1},
+		{Path: f.dev.Path, Check: func(string) error { return errors.New("other") }},
 		{Path: f.image},
 	} {
 		r := f.stageRequest("ext4")
@@ -333,6 +336,13 @@ func TestStageRefusesTheWrongDevice(t *testing.T) {
 	}
 	r := f.stageRequest("ext4")
 	r.Device.Size = 64 * mib
+	r.Device.Check = func(dir string) error {
+		backing, err := os.ReadFile(dir + "/loop/backing_file")
+		if err == nil && strings.TrimSpace(string(backing)) != f.image {
+			err = fmt.Errorf("the image is %q", backing)
+		}
+		return err
+	}
 	link := filepath.Join(t.TempDir(), "by-id") // as /dev/disk/by-id is
 	ok(t, os.Symlink(f.dev.Path, link))
 	r.Device.Path = link
@@ -919,36 +929,6 @@ func TestStageWaitsForTheDevice(t *testing.T) {
 	}
 	ok(t, os.Symlink(f.dev.Path, r.Device.Path))
 	ok(t, <-staged)
-}
-
-func TestMountGroup(t *testing.T) {
-	for _, c := range fsTable {
-		f := newFixture(t, c.size)
-		r := f.stageRequest(c.fsType)
-		r.MountGroup = "4711"
-		for range 2 {
-			ok(t, f.stage(r))
-			var st unix.Stat_t
-			ok(t, unix.Stat(f.staging, &st))
-			if st.Gid != 4711 || st.Mode&0o2070 != 0o2070 {
-				t.Errorf("%s: the root has group %d and mode %o", c.fsType, st.Gid, st.Mode)
-			}
-		}
-		ok(t, os.Mkdir(f.staging+"/dir", 0o700))
-		ok(t, unix.Chmod(f.staging+"/dir", 0o700))
-		ok(t, f.stage(r))
-		var st unix.Stat_t
-		ok(t, unix.Stat(f.staging+"/dir", &st))
-		if st.Gid != 4711 || st.Mode&0o777 != 0o700 {
-			t.Errorf("%s: a directory in it has group %d and mode %o, want that of the volume and what it was given", c.fsType, st.Gid, st.Mode)
-		}
-	}
-	f := newFixture(t, 64*mib)
-	for _, group := range []string{"staff", "-1", "4294967295", "1 "} {
-		r := f.stageRequest("ext4")
-		r.MountGroup = group
-		wantKind(t, f.stage(r), csierr.Invalid, "mount group")
-	}
 }
 
 // kubernetes-csi/csi-driver-nfs#558: statistics were requested from a server that was slow

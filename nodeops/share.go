@@ -13,10 +13,10 @@ import (
 // PublishShareRequest is the request of [Node.PublishShare].
 type PublishShareRequest struct {
 	VolumeID   string
-	Source     string // as the mount helper takes it: "server:/path", "//server/share", "[fd00::1]:/path"
-	FSType     string // "nfs", "cifs", "fuse.sshfs", ...: the program mount.<FSType> is run
-	TargetPath string // absolute; created by this call, its parent must exist
-	MountFlags []string
+	Source     string   // as the mount helper takes it: "server:/path", "//server/share", "[fd00::1]:/path"
+	FSType     string   // "nfs", "cifs", "fuse.sshfs", ...: the program mount.<FSType> is run
+	TargetPath string   // absolute; created by this call, its parent must exist
+	MountFlags []string // for volume_mount_group with the file system's own, such as "gid=4711"; see Mount groups
 	ReadOnly   bool
 	Exclusive  bool // refuse if the source is published at another path already (the SINGLE_NODE_WRITER modes)
 
@@ -33,7 +33,7 @@ type PublishShareRequest struct {
 // ends.
 //
 // It is idempotent. A mount at the target must have the requested source, type, access,
-// mount flags, protocol version and security flavour, or the error is csierr.Conflict with
+// mount flags, protocol version, security flavour and group (a number), or the error is csierr.Conflict with
 // every difference. The source of a FUSE file system is not compared, since FUSE servers
 // set any; a helper that mounts a type other than its own name (such as NFS under another
 // name) is not supported. A corrupted or stale mount (ENOTCONN, ESTALE, EIO and the like;

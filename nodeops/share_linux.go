@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/csikit/csikit/csierr"
@@ -40,7 +41,7 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	if err != nil {
 		return err
 	}
-	unlock, err := lockTarget(target)
+	unlock, err := lockTarget(ctx, target)
 	if err != nil {
 		undo()
 		return err
@@ -162,6 +163,10 @@ func (s share) compare(on []mountapi.Mount) []Difference {
 		}
 		switch key {
 		case "vers", "sec", "proto":
+		case "gid":
+			if _, err := strconv.Atoi(want); err != nil { // a name, which the helper looks up
+				continue
+			}
 		default: // negotiated with the server, or shown in another form
 			continue
 		}

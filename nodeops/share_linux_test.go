@@ -376,6 +376,21 @@ func TestShareCriticalOptions(t *testing.T) {
 	}
 }
 
+// The group of a share is that of one of its mounts.
+func TestShareOfAGroup(t *testing.T) {
+	on := []mountapi.Mount{{
+		MountPoint: "/p", Root: "/", Options: "rw,relatime", FSType: "cifs", Source: "//server/share",
+		SuperOptions: "rw,vers=3.1.1,cache=strict,username=joe,uid=0,noforceuid,gid=4711,forcegid,file_mode=0770,dir_mode=0770",
+	}}
+	for flag, same := range map[string]bool{"gid=4711": true, "gid=4712": false, "gid=staff": true, "uid=7": true} {
+		s, err := checkShare(PublishShareRequest{Source: "//server/share", FSType: "cifs", TargetPath: "/p", MountFlags: []string{flag}})
+		ok(t, err)
+		if diff := s.compare(on); (len(diff) == 0) != same {
+			t.Errorf("%s: %v", flag, diff)
+		}
+	}
+}
+
 // A source that may be published once is not published twice, whatever else is mounted.
 func TestPublishShareExclusively(t *testing.T) {
 	n, _, pods := staged(t)

@@ -3,7 +3,6 @@ package nodeops
 import (
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/csikit/csikit/csierr"
@@ -25,25 +24,22 @@ type StageFilesystemRequest struct {
 	Fsck              Fsck     // when to check an ext4 before it is mounted
 	Prezeroed         bool     // let mkfs skip writing zeros: only if the storage guarantees that a new device reads as zeros
 
+	// NeverUsed states that the volume was never written to since its storage was allocated,
+	// by a durable record of the driver. Thick LVM, local disks and LUNs that are not zeroed
+	// show what an earlier volume has left there. Then a device with data of an unknown kind
+	// is formatted; one with any known signature is still refused, and so is the mark of
+	// another volume's mkfs. The driver has to change its record after StageFilesystem has
+	// succeeded and before NodeStageVolume answers, as a pod writes after that: with an
+	// outdated record, a volume whose file system is destroyed would be formatted. If the
+	// process is killed in between, the next call finds the mark or the file system, and needs
+	// no record. Not with MustHoldData or Prezeroed.
+	NeverUsed bool
+
 	// OldestKernel is the oldest Linux that has to mount the volume read-write, such as
 	// "5.4"; the minimum is 3.16. mkfs disables the features that it cannot mount. "" uses
 	// the defaults of the installed mkfs, which the kernel of a node that is older than
 	// the driver's image may not support. Existing file systems are not changed.
 	OldestKernel string
-
-	// MountGroup is volume_mount_group: the decimal ID of the group that may write to the
-	// volume. The root of the file system gets this group, write permission for it and
-	// the set-group-ID bit, so that new files inherit the group. Existing files are not
-	// changed: with millions of them that takes hours. "" leaves the root unchanged.
-	// Ignored if ReadOnly is set.
-	//
-	// It does not entitle a plugin to VOLUME_MOUNT_GROUP, which is for file systems and
-	// shares with a mount option for the group (gid= of vfat, exfat, ntfs3 and cifs), where
-	// all files belong to the group of the mount. ext4, xfs and btrfs have none: files keep
-	// the group under which they were created, and kubelet, which applies fsGroup itself only
-	// to plugins without the capability, does not change it. The next pod with another fsGroup
-	// cannot use them. Set MountGroup where the CO uses one group for the volume's lifetime.
-	MountGroup string
 }
 
 // Fsck selects when e2fsck checks an ext4 before it is mounted. It repairs what can be
@@ -61,7 +57,7 @@ const (
 )
 
 // StageFilesystem mounts the volume's file system at the staging path. A device
-// that is proven blank is formatted first; a file system that is smaller than its
+// that is proven blank (but see NeverUsed) is formatted first; a file system that is smaller than its
 // device is grown (before or after mounting, depending on its type).
 //
 // It is idempotent, also after the process was killed at any point: what is done already
@@ -102,8 +98,8 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 	if r.Fsck < FsckIfNeeded || r.Fsck > FsckAlways {
 		return mountapi.Options{}, faultf(csierr.Invalid, "unknown Fsck %d", r.Fsck)
 	}
-	if _, err := parseGroup(r.MountGroup); err != nil {
-		return mountapi.Options{}, err
+	if r.NeverUsed && (r.MustHoldData || r.Prezeroed) {
+		return mountapi.Options{}, faultf(csierr.Invalid, "NeverUsed contradicts MustHoldData and Prezeroed")
 	}
 	if r.OldestKernel != "" {
 		if _, err := parseKernel(r.OldestKernel); err != nil {
@@ -120,18 +116,6 @@ func checkStage(r StageFilesystemRequest) (mountapi.Options, error) {
 		}
 	}
 	return opts, nil
-}
-
-// parseGroup returns -1 for no group.
-func parseGroup(group string) (gid int, err error) {
-	if group == "" {
-		return -1, nil
-	}
-	n, err := strconv.ParseUint(group, 10, 32)
-	if err != nil || n == 1<<32-1 { // means no change in chown(2)
-		return -1, faultf(csierr.Invalid, "mount group %q is not the decimal ID of a group", group)
-	}
-	return int(n), nil
 }
 
 // StageBlockRequest is the request of [Node.StageBlock].

@@ -130,7 +130,11 @@ func (t table) checkUnused(dev *device, target string) error {
 	if others := t.elsewhere(mountapi.Mount{Major: dev.major, Minor: dev.minor}, target); len(others) > 0 {
 		return faultf(csierr.Precondition, "%s is mounted at %s already: it is the device of another volume, or this volume was unmounted manually while in use; unmount it there first", dev.path, paths(others))
 	}
-	if others := t.nodes(dev); len(others) > 0 {
+	others, err := t.nodes(dev)
+	if err != nil {
+		return err
+	}
+	if len(others) > 0 {
 		return faultf(csierr.Precondition, "%s is published as a raw block device at %s: unpublish it there first", dev.path, paths(others))
 	}
 	return nil
@@ -163,7 +167,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	if major != dev.major || minor != dev.minor {
 		return faultf(csierr.Precondition, "%s now refers to a different device; retry", dev.path)
 	}
-	return attach(tree, target)
+	return attach(ctx, tree, target)
 }
 
 // treeDevice returns the number of the block device of a mount of that file system type.
@@ -188,53 +192,15 @@ func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err er
 // that it was not, or that a btrfs is too small to grow, must not fail the staging of a
 // volume.
 func (n *Node) finishStage(ctx context.Context, r StageFilesystemRequest, target string, dev *device, readOnly bool) error {
-	if readOnly {
+	if readOnly || r.FSType != "xfs" && (r.FSType != "btrfs" || dev.size < btrfs.MinGrownSize) {
 		return nil
 	}
-	if r.FSType == "xfs" || r.FSType == "btrfs" && dev.size >= btrfs.MinGrownSize {
-		err := n.growMounted(ctx, r.FSType, target, dev)
-		if errors.Is(err, btrfs.ErrBusy) { // such as a balance, which a mount resumes and an unmount only pauses
-			n.log.Warn("the file system is smaller than its device and cannot be grown now", "volume_id", r.VolumeID, "device", dev.path, "error", err)
-			err = nil
-		}
-		if err != nil {
-			return err
-		}
+	err := n.growMounted(ctx, r.FSType, target, dev)
+	if errors.Is(err, btrfs.ErrBusy) { // such as a balance, which a mount resumes and an unmount only pauses
+		n.log.Warn("the file system is smaller than its device and cannot be grown now", "volume_id", r.VolumeID, "device", dev.path, "error", err)
+		return nil
 	}
-	return applyMountGroup(target, r.MountGroup)
-}
-
-// applyMountGroup lets the group write to the root of the file system. It changes only
-// what differs: after a chmod or chown kubelet would walk the whole volume again (its policy
-// OnRootMismatch checks the root).
-func applyMountGroup(target, group string) error {
-	gid, err := parseGroup(group)
-	if err != nil || gid < 0 {
-		return err
-	}
-	root, err := os.OpenFile(target, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	fd := int(root.Fd())
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: target, Err: err}
-	}
-	if int(st.Gid) != gid {
-		if err := unix.Fchown(fd, -1, gid); err != nil {
-			return &os.PathError{Op: "fchown", Path: target, Err: err}
-		}
-		st.Mode &^= unix.S_ISGID // chown may have cleared it
-	}
-	const groupWrites = unix.S_ISGID | unix.S_IRWXG
-	if st.Mode&groupWrites != groupWrites {
-		if err := unix.Fchmod(fd, st.Mode&0o7777|groupWrites); err != nil {
-			return &os.PathError{Op: "fchmod", Path: target, Err: err}
-		}
-	}
-	return nil
+	return err
 }
 
 func (n *Node) unstage(ctx context.Context, r UnstageRequest, path resolvedPath) error {
@@ -256,7 +222,11 @@ func (n *Node) unstage(ctx context.Context, r UnstageRequest, path resolvedPath)
 	if err != nil {
 		return err
 	}
-	if err := n.refusePublished(ctx, table.uses(dev)); err != nil {
+	published, err := table.uses(dev)
+	if err != nil {
+		return err
+	}
+	if err := n.refusePublished(ctx, published); err != nil {
 		return err
 	}
 	return n.released(dev)

@@ -10,7 +10,6 @@ func TestCheckStage(t *testing.T) {
 	for name, change := range map[string]func(*StageFilesystemRequest){
 		"type":        func(r *StageFilesystemRequest) { r.FSType = "vfat" },
 		"path":        func(r *StageFilesystemRequest) { r.StagingTargetPath = "staging" },
-		"group":       func(r *StageFilesystemRequest) { r.MountGroup = "staff" },
 		"flag":        func(r *StageFilesystemRequest) { r.MountFlags = []string{"bind"} },
 		"a part":      func(r *StageFilesystemRequest) { r.MountFlags = []string{"noatime", "ro,subvol=a"} },
 		"another one": func(r *StageFilesystemRequest) { r.MountFlags = []string{"device=/dev/x"} },

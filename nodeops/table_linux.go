@@ -96,34 +96,49 @@ func (n *Node) mountedDevice(d Device) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mountPoints(t.uses(dev)), nil
+	at, err := t.uses(dev)
+	return mountPoints(at), err
 }
 
 // uses returns the mounts of the file system on the device and of its node, except those at
 // the given paths and their propagated copies.
-func (t table) uses(dev *device, except ...string) []mountapi.Mount {
+func (t table) uses(dev *device, except ...string) ([]mountapi.Mount, error) {
 	asFilesystem := mountapi.Mount{Major: dev.major, Minor: dev.minor}
-	return append(t.elsewhere(asFilesystem, except...), t.nodes(dev, except...)...)
+	nodes, err := t.nodes(dev, except...)
+	return append(t.elsewhere(asFilesystem, except...), nodes...), err
 }
 
 // nodes returns the mounts of the device's node, except those at the given paths and their
 // propagated copies. They are identified by the device number of the mounted node: after a
 // restart in a container with a separate /dev, the node of the same device is in another
-// file system. Reading it cannot hang, these file systems are in memory.
-func (t table) nodes(dev *device, except ...string) []mountapi.Mount {
+// file system. Reading it cannot hang, these file systems are in memory. A node that cannot
+// be read may be that of the device: the error is csierr.Uncertain.
+func (t table) nodes(dev *device, except ...string) ([]mountapi.Mount, error) {
 	known := t.locations(except)
 	var nodes []mountapi.Mount
 	for _, m := range t {
-		if isNode(m, dev) && !slices.Contains(known, t.location(m)) {
+		is, err := isNode(m, dev)
+		if err != nil {
+			return nil, err
+		}
+		if is && !slices.Contains(known, t.location(m)) {
 			nodes = append(nodes, m)
 		}
 	}
-	return nodes
+	return nodes, nil
 }
 
-func isNode(m mountapi.Mount, dev *device) bool {
+// isNode reports whether the mount is one of the device's node. One that was unmounted since
+// the table was read is not.
+func isNode(m mountapi.Mount, dev *device) (bool, error) {
 	node, ok, err := nodeNumber(m)
-	return err == nil && ok && node == dev.number()
+	switch {
+	case notExist(err):
+		return false, nil
+	case err != nil:
+		return false, faultf(csierr.Uncertain, "a mount that may be one of the device's node cannot be read: %w", err)
+	}
+	return ok && node == dev.number(), nil
 }
 
 // mayBeNode reports whether the mount may be one of a device node: of a single file of a

@@ -1,7 +1,9 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -15,21 +17,12 @@ import (
 // successor serves, and both would find nothing mounted, and mount. The lock is that of the
 // inode, which the mount covers: a process that opens the path after that locks another
 // inode, and finds the mount. It ends with the process.
-func lockTarget(path string) (unlock func(), err error) {
+func lockTarget(ctx context.Context, path string) (unlock func(), err error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			break
-		}
-	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		err = faultf(csierr.Busy, "another process mounts at %s", path)
-	}
-	if err == nil {
+	if err = lockFile(ctx, fd, fmt.Sprintf("another process mounts at %s", path)); err == nil {
 		var on []mountapi.Mount
 		if on, err = mountapi.At(path); err == nil && len(on) > 0 {
 			err = faultf(csierr.Busy, "another process has just mounted at %s; retry", path)
@@ -47,9 +40,28 @@ func lockTarget(path string) (unlock func(), err error) {
 	return unlock, nil
 }
 
+// lockFile locks the open file exclusively. It waits for the lock until ctx ends, and for at
+// most 5 seconds; busy describes the error then. A lock that is free is taken in any case.
+func lockFile(ctx context.Context, fd int, busy string) error {
+	timeout := time.After(5 * time.Second)
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return os.NewSyscallError("flock", err)
+		}
+		select {
+		case <-time.After(wait):
+		case <-timeout:
+			return faultf(csierr.Busy, "%s", busy)
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", busy, ctx.Err())
+		}
+	}
+}
+
 // attach mounts the tree on the target, if nothing is mounted there.
-func attach(tree *mountapi.Tree, target string) error {
-	unlock, err := lockTarget(target)
+func attach(ctx context.Context, tree *mountapi.Tree, target string) error {
+	unlock, err := lockTarget(ctx, target)
 	if err != nil {
 		return err
 	}

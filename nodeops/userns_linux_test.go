@@ -1,6 +1,8 @@
 package nodeops
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +15,8 @@ import (
 	"github.com/csikit/csikit/csitest/gate"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // staged mounts a tmpfs at a staging path in place of a volume.
@@ -88,6 +92,29 @@ func TestTwoInstancesDoNotStack(t *testing.T) {
 		}
 		ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 	}
+}
+
+// A call that waits for another process ends with its context, and has mounted nothing.
+func TestWaitForAnotherInstanceEnds(t *testing.T) {
+	n, staging, pods := staged(t)
+	target := filepath.Join(pods, "p")
+	ok(t, os.Mkdir(target, 0o755))
+	other, err := os.Open(target)
+	ok(t, err)
+	defer other.Close()
+	ok(t, unix.Flock(int(other.Fd()), unix.LOCK_EX))
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	tree, err := mountapi.CloneTree(staging, 0)
+	ok(t, err)
+	err = wrap("publish", "v", target, attach(ended, tree, target))
+	if !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "another process mounts at "+target) {
+		t.Errorf("attached while another process mounts: %v, want CANCELED", err)
+	}
+	ok(t, unix.Flock(int(other.Fd()), unix.LOCK_UN))
+	ok(t, attach(ended, tree, target)) // nothing to wait for
+	ok(t, tree.Close())
+	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }
 
 // kubelet's directory is often a symlink to a larger disk.

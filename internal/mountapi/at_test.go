@@ -1,6 +1,7 @@
 package mountapi
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -67,5 +68,39 @@ func TestStackAt(t *testing.T) {
 	round := []Mount{{ID: 1, MountPoint: "/"}, {ID: 2, ParentID: 1, MountPoint: "/"}, {ID: 1, ParentID: 2, MountPoint: "/"}}
 	if on := Stack(round, "/"); len(on) > len(round) {
 		t.Errorf("ids that go round: %v", on)
+	}
+}
+
+// kubelets returns the table of a node with n pods that use one volume each.
+func kubelets(n int) []Mount {
+	table := []Mount{
+		{ID: 20, ParentID: 1, MountPoint: "/"},
+		{ID: 21, ParentID: 20, MountPoint: "/var/lib/kubelet"},
+	}
+	for i := range n {
+		table = append(table, Mount{ID: 100 + i, ParentID: 21, MountPoint: fmt.Sprintf("/var/lib/kubelet/pods/%d/volumes/kubernetes.io~csi/pvc/mount", i)})
+	}
+	return table
+}
+
+// The table of a busy node is long, and each operation looks up some paths in it.
+func TestStackAllocatesOnlyItsResult(t *testing.T) {
+	table := kubelets(1000)
+	for path, want := range map[string]float64{
+		table[500].MountPoint:                       1,
+		"/var/lib/kubelet/plugins/not/mounted/here": 0,
+	} {
+		if n := testing.AllocsPerRun(10, func() { Stack(table, path) }); n != want {
+			t.Errorf("%s: %v allocations, want %v", path, n, want)
+		}
+	}
+}
+
+func BenchmarkStack(b *testing.B) {
+	table := kubelets(10000)
+	path := table[5000].MountPoint
+	b.ReportAllocs()
+	for b.Loop() {
+		Stack(table, path)
 	}
 }

@@ -23,6 +23,7 @@ func (Kernel) At(string) ([]Mount, error)                     { return nil, erro
 
 func Table() ([]Mount, error)           { return nil, errors.ErrUnsupported }
 func TableOf(int) ([]Mount, error)      { return nil, errors.ErrUnsupported }
+func IsShared(string) (bool, error)     { return false, errors.ErrUnsupported }
 func Resolve(string) (string, error)    { return "", errors.ErrUnsupported }
 func Unmount(string) (bool, error)      { return false, errors.ErrUnsupported }
 func UnmountForce(string) (bool, error) { return false, errors.ErrUnsupported }
