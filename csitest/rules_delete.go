@@ -17,6 +17,8 @@ var deleteRules = []Rule{
 		},
 	},
 	{
+		// The row "Volume in use" is about a volume that "could not be deleted because it is in use". No
+		// sentence says that it must not be deleted, so that this is advice.
 		ID: "controller.delete.attached", Level: Should, Spec: "DeleteVolume",
 		Title: "a volume that is published to a node is not deleted: FAILED_PRECONDITION",
 		Why:   "The pod would lose its data while it runs. The CO backs off and tries again when the volume is no longer in use.",

@@ -20,7 +20,7 @@ import (
 var hostileRules = []Rule{
 	{
 		ID: "hostile.ids", Level: Must, Spec: "Error Scheme",
-		Title: "a volume ID is not used as a path, in a command or in a pattern: an unknown one is answered with the same code whatever it contains, or with INVALID_ARGUMENT",
+		Title: "a volume ID is not used as a path, in a command or in a pattern: an unknown one is answered with the same code whatever it contains, or with INVALID_ARGUMENT; one with a slash is an error",
 		Why: "IDs come from PersistentVolumes, which every user with the right to create them can fill in. A driver that uses an unchecked ID as a path or in a " +
 			"command reads and deletes files that are not its own. Every path sent here leads to a canary, a few files in csicheck's own directory, and every " +
 			"shell fragment creates a file there: a canary that is removed or changed is the finding.",
@@ -430,6 +430,8 @@ func (c *ruleRun) hostileIDs(r rpc) {
 			k = c.plantCanary()
 		case strings.Contains(a.responseText(), k.secret):
 			report(a.Call, "an ID that leads nowhere", fmt.Sprintf("volume_id %q was used %s: %s returned the content of %s", bad.id, bad.takenFor, r.method, k.file))
+		// The first component may name a server, as in IDs of network storage, which cannot be reached.
+		case strings.Contains(bad.id, "/") && a.Err != nil:
 		case !a.is(plain, codes.NotFound, codes.InvalidArgument) && (!undo || !a.is(codes.OK)):
 			report(a.Call, fmt.Sprintf("%s, NotFound or InvalidArgument", plain), a.responseText())
 		}

@@ -244,9 +244,10 @@ var snapshotLifecycleRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.snapshot.late-delete", Level: Should, Spec: "DeleteSnapshot",
-		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name",
-		Why:   "A call that timed out may arrive late. An ID that is reused makes it delete the successor.",
+		// As controller.delete.late: "enough information to uniquely identify this specific snapshot".
+		ID: "controller.snapshot.late-delete", Level: Must, Spec: "DeleteSnapshot",
+		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name, which has another ID",
+		Why:   "A call that timed out may arrive late. The ID is of the snapshot that was deleted, and not of its successor.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -254,6 +255,9 @@ var snapshotLifecycleRules = []Rule{
 			old := step(c, c.Controller.CreateSnapshot, req).GetSnapshot().GetSnapshotId()
 			c.deleteSnapshot(old)
 			s := step(c, c.Controller.CreateSnapshot, req).GetSnapshot()
+			if s.GetSnapshotId() == old {
+				c.excuse("the snapshot_id of a name is used again")
+			}
 			c.deleteSnapshot(old)
 			c.volume(from(snapshotSource(s.GetSnapshotId())))
 		},
