@@ -163,6 +163,33 @@ var conflictDefects = []defect{
 		}),
 	},
 	{
+		breaks: "controller.delete.again", does: "a name is deleted once", leaves: "it does not delete", alone: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			deleted := map[string]bool{} // names
+			return around(func(n *names, req any) (any, error) {
+				if r, ok := req.(*csi.DeleteVolumeRequest); ok && n.name[r.GetVolumeId()] != "" {
+					if deleted[n.name[r.GetVolumeId()]] {
+						return &csi.DeleteVolumeResponse{}, nil
+					}
+					deleted[n.name[r.GetVolumeId()]] = true
+				}
+				return nil, nil
+			})
+		}(),
+	},
+	{
+		breaks: "controller.delete.again", does: "an ID that follows from the name is deleted once", leaves: "it does not delete", alone: true, namedIDs: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var deleted sync.Map // IDs
+			return instead(func(r *csi.DeleteVolumeRequest) (proto.Message, error) {
+				if _, again := deleted.LoadOrStore(r.GetVolumeId(), true); again {
+					return &csi.DeleteVolumeResponse{}, nil
+				}
+				return nil, nil
+			})
+		}(),
+	},
+	{
 		breaks: "controller.unpublish.late", does: "ControllerUnpublishVolume goes by the name",
 		unary: around(func(n *names, req any) (any, error) {
 			if r, ok := req.(*csi.ControllerUnpublishVolumeRequest); ok {

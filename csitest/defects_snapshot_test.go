@@ -176,6 +176,18 @@ var snapshotLifecycleDefects = []defect{
 		},
 	},
 	{
+		breaks: "controller.snapshot.delete-again", does: "an ID that follows from the name is deleted once", leaves: "it does not delete", alone: true, namedIDs: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var deleted sync.Map // IDs
+			return instead(func(r *csi.DeleteSnapshotRequest) (proto.Message, error) {
+				if _, again := deleted.LoadOrStore(r.GetSnapshotId(), true); again {
+					return &csi.DeleteSnapshotResponse{}, nil
+				}
+				return nil, nil
+			})
+		}(),
+	},
+	{
 		breaks: "controller.snapshot.late-delete", does: "DeleteSnapshot goes by the name",
 		unary: aroundSnapshots(func(k *knownSnapshots, req any) error {
 			if r, ok := req.(*csi.DeleteSnapshotRequest); ok && k.gone[r.GetSnapshotId()] != nil {

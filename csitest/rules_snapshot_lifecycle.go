@@ -244,6 +244,24 @@ var snapshotLifecycleRules = []Rule{
 		},
 	},
 	{
+		ID: "controller.snapshot.delete-again", Level: Must, Spec: "DeleteSnapshot",
+		Title: "a snapshot that is created again under the name of a deleted one is deleted as well",
+		Why: "A driver that remembers deletions by name, or by an ID that follows from it, answers OK and deletes nothing: the storage fills " +
+			"with snapshots that nobody knows.",
+		Needs: needs(createVolume, createSnapshot, listSnapshots),
+		check: func(c *ruleRun) {
+			req := c.volume().snapshotRequest()
+			c.deleteSnapshot(c.snapshotOf(req).GetSnapshotId())
+			again := c.snapshotOf(req).GetSnapshotId()
+			c.deleteSnapshot(again)
+			c.eventually(func() {
+				if snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: again}), again) != nil {
+					c.error("no deleted snapshot in the list", "%s is there", again)
+				}
+			})
+		},
+	},
+	{
 		// As controller.delete.late: "enough information to uniquely identify this specific snapshot".
 		ID: "controller.snapshot.late-delete", Level: Must, Spec: "DeleteSnapshot",
 		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name, which has another ID",
