@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,10 +46,8 @@ func (c *ruleRun) deviceBelow(path string) device {
 
 // attachedDevices describes those devices of volumes that are still there.
 func (r *run) attachedDevices() (left []string) {
-	for d := range r.devices {
-		if !d.goneSoon() {
-			left = append(left, "the device "+d.String())
-		}
+	for _, d := range remaining(slices.Collect(maps.Keys(r.devices))...) {
+		left = append(left, "the device "+d.String())
 	}
 	slices.Sort(left)
 	return left
@@ -65,15 +64,17 @@ func (d device) attached() bool {
 	return err == nil && strings.TrimSpace(string(seq)) == d.seq && strings.TrimSpace(string(size)) != "0"
 }
 
-// goneSoon waits up to 5 s for the device to go, because udev may hold it open.
-func (d device) goneSoon() bool {
+// remaining returns the devices that stay. It waits up to 5 s for all of them together to go,
+// because udev may hold them open.
+func remaining(devices ...device) []device {
+	left := slices.Clone(devices)
 	for range 50 {
-		if !d.attached() {
-			return true
+		if left = slices.DeleteFunc(left, func(d device) bool { return !d.attached() }); len(left) == 0 {
+			return nil
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return false
+	return left
 }
 
 // String names the device, what is behind it, and who else holds it.
@@ -138,15 +139,19 @@ func mountedElsewhere(number string) (all []holder) {
 	return all
 }
 
-// mustGo fails the rule if the device of a volume stays. One that is mounted in a mount
-// namespace of others, no driver can detach.
-func (c *ruleRun) mustGo(d device) {
-	if d.goneSoon() {
-		return
+// mustGo fails the rule if devices of volumes stay. One that is mounted in a mount namespace of
+// others, no driver can detach.
+func (c *ruleRun) mustGo(devices ...device) {
+	var held []string
+	for _, d := range remaining(devices...) {
+		holders, family := mountedElsewhere(d.number), c.run.family()
+		if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return family[h.pid] }) {
+			held = append(held, d.String())
+			continue
+		}
+		c.error("no device after DeleteVolume", "%s", d)
 	}
-	holders, family := mountedElsewhere(d.number), c.run.family()
-	if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return family[h.pid] }) {
-		c.excuse("another mount namespace holds the device: %s", d)
+	if len(held) > 0 && len(c.failures) == 0 {
+		c.excuse("another mount namespace holds the device: %s", held[0])
 	}
-	c.fail("no device after DeleteVolume", "%s", d)
 }
