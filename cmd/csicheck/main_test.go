@@ -201,7 +201,10 @@ func TestWords(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	has(t, out, "MUST", "NodePublishVolume", "It needs", "(-kernel)")
+	has(t, out, "MUST", "NodePublishVolume", "It needs", "(-kernel)", "It checks these sentences", "NodePublishVolumeRequest.readonly/")
+	if out, _, err = csicheck(t, "-rules", "spec:nodepublishvolumerequest.readonly/", "-list"); err != nil || !strings.Contains(out, "node.publish.readonly-enforced") || strings.Count(out, "\n") > 10 {
+		t.Errorf("%v\n%s", err, out)
+	}
 	if out, _, err = csicheck(t, "-h"); !errors.Is(err, flag.ErrHelp) {
 		t.Error(err)
 	}
