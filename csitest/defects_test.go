@@ -23,6 +23,7 @@ import (
 var elsewhere = map[string]string{
 	"hostile.utf8":                "a library that does not check: TestNoUTF8",
 	"leaks.process":               "a separate process: TestLeaks",
+	"leaks.failed-stage":          "a real block device: TestFailedStage",
 	"node.publish.block-device":   "a real block device: examples/blockdriver",
 	"node.publish.block-data":     "a real block device: examples/blockdriver",
 	"node.publish.block-readonly": "a real block device: examples/blockdriver",

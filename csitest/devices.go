@@ -103,6 +103,37 @@ func backing(number string) string {
 	return ""
 }
 
+// layers are what is behind the device and, if it is a mapping, behind the devices below it.
+func (d device) layers() (all []string) {
+	if d.number == "" {
+		return nil
+	}
+	dirs := []string{filepath.Join("/sys/dev/block", d.number)}
+	for len(dirs) > 0 {
+		number, err := os.ReadFile(filepath.Join(dirs[0], "dev"))
+		if behind := backing(strings.TrimSpace(string(number))); err == nil && behind != "" {
+			all = append(all, behind)
+		}
+		below, _ := filepath.Glob(filepath.Join(dirs[0], "slaves/*")) // the pattern is good
+		dirs = append(dirs[1:], below...)
+	}
+	return all
+}
+
+// devicesOf are the loop devices and mappings with one of these behind them.
+func devicesOf(behind []string) (all []device) {
+	dirs, _ := filepath.Glob("/sys/block/*") // the pattern is good
+	for _, dir := range dirs {
+		number, err := os.ReadFile(filepath.Join(dir, "dev"))
+		seq, seqErr := os.ReadFile(filepath.Join(dir, "diskseq"))
+		d := device{number: strings.TrimSpace(string(number)), seq: strings.TrimSpace(string(seq))}
+		if err == nil && seqErr == nil && slices.Contains(behind, backing(d.number)) {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
 // A holder is a process in whose mount namespace, which is not this one, a device is mounted.
 // Such a mount keeps the device busy after it is gone here: a container that was started while
 // the volume was mounted has one.

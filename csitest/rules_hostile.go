@@ -248,6 +248,38 @@ var hostileRules = []Rule{
 		},
 	},
 	{
+		// The specification lets the CO unstage what failed. kubelet does not if the error is final.
+		ID: "leaks.failed-stage", Level: Should, Spec: "kubelet",
+		Title: "NodeStageVolume that fails with a code that is final to kubelet leaves no loop device and no mapping",
+		Why: "No NodeUnstageVolume comes: the device stays until the node is restarted, and keeps the volume busy. The rule fails the call with a " +
+			"mount option that does not exist, which shows when the device is there already.",
+		Needs: needs(createVolume, nodeService, stageVolume, mountAccess, kernelView),
+		check: func(c *ruleRun) {
+			v := c.volume().up("a")
+			d := c.deviceBelow(v.targetPath("a"))
+			behind := d.layers()
+			v.unpublish("a").unstage()
+			switch {
+			case len(behind) == 0:
+				c.excuse("the volume is on no loop device and no mapping")
+			case len(remaining(d)) > 0:
+				c.excuse("the device stays after NodeUnstageVolume") // until DeleteVolume, or for leaks.node to find
+			}
+			req := v.stageRequest()
+			req.VolumeCapability.GetMount().MountFlags = []string{noMountFlag}
+			a := send(c, c.Node.NodeStageVolume, req)
+			if a.Err == nil {
+				c.excuse("a mount option that does not exist is no error of NodeStageVolume")
+			}
+			if uncertain(a.Err) && !a.is(codes.Unknown) || a.is(codes.ResourceExhausted) { // not final: kubelet unstages
+				v.unstage()
+			}
+			for _, left := range remaining(devicesOf(behind)...) {
+				a.wrong("no device after the call has failed; there is %s", left)
+			}
+		},
+	},
+	{
 		ID: "leaks.after-cancel", Level: Must, Spec: "Timeouts",
 		Title: "volumes whose calls were cancelled and repeated leave no mounts, devices and files on the node",
 		Why:   "kubelet's calls end after two minutes, whatever the driver has done by then. A retry that does not find what the first call made makes it twice.",
@@ -264,6 +296,9 @@ var hostileRules = []Rule{
 		},
 	},
 }
+
+// noMountFlag is an option that no file system has.
+const noMountFlag = "csicheck-none"
 
 // unknownMode is an access mode that no version of CSI has.
 const unknownMode csi.VolumeCapability_AccessMode_Mode = 999
