@@ -358,11 +358,21 @@ var rangeDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.expand.limit-below-size", does: "a limit without required_bytes is ignored",
-		unary: before(func(r *csi.ControllerExpandVolumeRequest) {
-			if c := r.GetCapacityRange(); c.GetRequiredBytes() == 0 && c.GetLimitBytes() > 0 {
-				c.RequiredBytes, c.LimitBytes = 1, 0
+		breaks: "controller.expand.limit-below-size", does: "limit_bytes is the size that it reports",
+		unary: exchange(func(r *csi.ControllerExpandVolumeRequest, resp *csi.ControllerExpandVolumeResponse, err error) (*csi.ControllerExpandVolumeResponse, error) {
+			if c := r.GetCapacityRange(); status.Code(err) == codes.OutOfRange && c.GetRequiredBytes() == 0 && c.GetLimitBytes() > 0 {
+				return &csi.ControllerExpandVolumeResponse{CapacityBytes: c.GetLimitBytes()}, nil
 			}
+			return resp, err
+		}),
+	},
+	{
+		breaks: "controller.expand.limit-below-size", does: "INTERNAL for a limit below the size", alone: true,
+		unary: fails(func(r *csi.ControllerExpandVolumeRequest, err error) error {
+			if c := r.GetCapacityRange(); c.GetRequiredBytes() == 0 && c.GetLimitBytes() > 0 {
+				return status.Error(codes.Internal, "cannot shrink")
+			}
+			return err
 		}),
 	},
 	{
@@ -397,36 +407,12 @@ var rangeDefects = []defect{
 
 var pagingDefects = []defect{
 	{
-		breaks: "controller.list.churn", does: "the token is a position",
-		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			r, ok := req.(*csi.ListVolumesRequest)
-			if !ok || r.GetMaxEntries() <= 0 || r.GetStartingToken() != "" && !isPosition(r.GetStartingToken()) {
-				return handler(ctx, req)
-			}
-			all, err := handler(ctx, &csi.ListVolumesRequest{})
-			if err != nil {
-				return nil, err
-			}
-			resp := proto.CloneOf(all.(*csi.ListVolumesResponse))
-			resp.Entries, resp.NextToken = positions(resp.GetEntries(), r.GetStartingToken(), int(r.GetMaxEntries()))
-			return resp, nil
-		},
+		breaks: "controller.list.churn", does: "a token whose volume is deleted is NOT_FOUND",
+		unary: goneToken(func(r *csi.ListVolumesRequest) string { return strings.TrimPrefix(r.GetStartingToken(), "after-") }),
 	},
 	{
-		breaks: "controller.snapshot.list-churn", does: "the token is a position",
-		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			r, ok := req.(*csi.ListSnapshotsRequest)
-			if !ok || r.GetMaxEntries() <= 0 || r.GetStartingToken() != "" && !isPosition(r.GetStartingToken()) {
-				return handler(ctx, req)
-			}
-			all, err := handler(ctx, &csi.ListSnapshotsRequest{SourceVolumeId: r.GetSourceVolumeId(), SnapshotId: r.GetSnapshotId()})
-			if err != nil {
-				return nil, err
-			}
-			resp := proto.CloneOf(all.(*csi.ListSnapshotsResponse))
-			resp.Entries, resp.NextToken = positions(resp.GetEntries(), r.GetStartingToken(), int(r.GetMaxEntries()))
-			return resp, nil
-		},
+		breaks: "controller.snapshot.list-churn", does: "a token whose snapshot is deleted is NOT_FOUND",
+		unary: goneToken(func(r *csi.ListSnapshotsRequest) string { return strings.TrimPrefix(r.GetStartingToken(), "after-") }),
 	},
 	{
 		breaks: "controller.list.large-max", does: "the largest max_entries is too much",
@@ -475,13 +461,22 @@ var pagingDefects = []defect{
 	},
 }
 
-func isPosition(token string) bool { return strings.Trim(token, "p") == "" }
-
-// positions pages a list; the token has a letter for every entry before.
-func positions[E any](all []E, token string, most int) (some []E, next string) {
-	all = all[min(len(token), len(all)):]
-	if len(all) > most {
-		return all[:most], token + strings.Repeat("p", most)
-	}
-	return all, ""
+// goneToken answers NOT_FOUND if what a token names has been deleted.
+func goneToken[T any, M message[T]](named func(M) string) grpc.UnaryServerInterceptor {
+	var gone sync.Map
+	return chain(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		resp, err := handler(ctx, req)
+		switch r := req.(type) {
+		case *csi.DeleteVolumeRequest:
+			gone.Store(r.GetVolumeId(), err == nil)
+		case *csi.DeleteSnapshotRequest:
+			gone.Store(r.GetSnapshotId(), err == nil)
+		}
+		return resp, err
+	}, instead(func(r M) (proto.Message, error) {
+		if is, _ := gone.Load(named(r)); is == true {
+			return nil, errMissing
+		}
+		return nil, nil
+	}))
 }

@@ -62,6 +62,23 @@ func (n *names) now(id string) string {
 	return id
 }
 
+// echoing confirms what take moves from the request, unseen.
+func echoing(take func(*csi.ValidateVolumeCapabilitiesRequest, *csi.ValidateVolumeCapabilitiesResponse_Confirmed)) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		r, ok := req.(*csi.ValidateVolumeCapabilitiesRequest)
+		if !ok {
+			return handler(ctx, req)
+		}
+		echo := &csi.ValidateVolumeCapabilitiesResponse_Confirmed{}
+		take(r, echo)
+		resp, err := handler(ctx, req)
+		if answer, ok := resp.(*csi.ValidateVolumeCapabilitiesResponse); ok && answer.GetConfirmed() != nil {
+			proto.Merge(answer.Confirmed, echo)
+		}
+		return resp, err
+	}
+}
+
 func successor(id string) string {
 	var n int
 	_, _ = fmt.Sscanf(id, "volume-%d", &n)
@@ -144,10 +161,33 @@ var conflictDefects = []defect{
 			}
 			return nil, nil
 		}),
-		also: map[string]string{
-			"controller.delete.late":    "it makes a volume again",
-			"controller.unpublish.late": "it makes a volume again",
-		},
+	},
+	{
+		breaks: "controller.delete.again", does: "a name is deleted once", leaves: "it does not delete", alone: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			deleted := map[string]bool{} // names
+			return around(func(n *names, req any) (any, error) {
+				if r, ok := req.(*csi.DeleteVolumeRequest); ok && n.name[r.GetVolumeId()] != "" {
+					if deleted[n.name[r.GetVolumeId()]] {
+						return &csi.DeleteVolumeResponse{}, nil
+					}
+					deleted[n.name[r.GetVolumeId()]] = true
+				}
+				return nil, nil
+			})
+		}(),
+	},
+	{
+		breaks: "controller.delete.again", does: "an ID that follows from the name is deleted once", leaves: "it does not delete", alone: true, namedIDs: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var deleted sync.Map // IDs
+			return instead(func(r *csi.DeleteVolumeRequest) (proto.Message, error) {
+				if _, again := deleted.LoadOrStore(r.GetVolumeId(), true); again {
+					return &csi.DeleteVolumeResponse{}, nil
+				}
+				return nil, nil
+			})
+		}(),
 	},
 	{
 		breaks: "controller.unpublish.late", does: "ControllerUnpublishVolume goes by the name",
@@ -239,29 +279,23 @@ var conflictDefects = []defect{
 		unary: recode[csi.ControllerPublishVolumeRequest](codes.ResourceExhausted, codes.Internal),
 	},
 	{
-		breaks: "controller.validate.other-context", does: "volume_context is ignored",
-		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.VolumeContext = nil }),
+		breaks: "controller.validate.other-context", does: "any volume_context is confirmed",
+		unary: echoing(func(r *csi.ValidateVolumeCapabilitiesRequest, c *csi.ValidateVolumeCapabilitiesResponse_Confirmed) {
+			c.VolumeContext, r.VolumeContext = r.GetVolumeContext(), nil
+		}),
 	},
 	{
 		breaks: "controller.validate.other-context", does: "a volume without a context has any",
 		alone: true, // other RPCs return the context
-		unary: chain(volumeChanged(func(v *csi.Volume) { v.VolumeContext = nil }), func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			r, ok := req.(*csi.ValidateVolumeCapabilitiesRequest)
-			if !ok {
-				return handler(ctx, req)
-			}
-			sent := r.GetVolumeContext()
-			r.VolumeContext = nil
-			resp, err := handler(ctx, req)
-			if answer, ok := resp.(*csi.ValidateVolumeCapabilitiesResponse); ok && answer.GetConfirmed() != nil {
-				answer.Confirmed.VolumeContext = sent
-			}
-			return resp, err
-		}),
+		unary: chain(volumeChanged(func(v *csi.Volume) { v.VolumeContext = nil }), echoing(func(r *csi.ValidateVolumeCapabilitiesRequest, c *csi.ValidateVolumeCapabilitiesResponse_Confirmed) {
+			c.VolumeContext, r.VolumeContext = r.GetVolumeContext(), nil
+		})),
 	},
 	{
-		breaks: "controller.validate.bad-parameters", does: "parameters are ignored",
-		unary: before(func(r *csi.ValidateVolumeCapabilitiesRequest) { r.Parameters = nil }),
+		breaks: "controller.validate.bad-parameters", does: "any parameters are confirmed",
+		unary: echoing(func(r *csi.ValidateVolumeCapabilitiesRequest, c *csi.ValidateVolumeCapabilitiesResponse_Confirmed) {
+			c.Parameters, r.Parameters = r.GetParameters(), nil
+		}),
 	},
 	{
 		breaks: "controller.validate.message", does: "parameters that were not asked",

@@ -70,10 +70,10 @@ func usesID(method string, do func(path string)) grpc.UnaryServerInterceptor {
 
 var hostileDefects = []defect{
 	{
-		breaks: "hostile.ids", does: "INTERNAL for an ID with a slash",
+		breaks: "hostile.ids", does: "INTERNAL for an ID with a percent sign",
 		unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-			if r, ok := req.(interface{ GetVolumeId() string }); ok && strings.Contains(r.GetVolumeId(), "/") {
-				return nil, status.Error(codes.Internal, "is a directory")
+			if r, ok := req.(interface{ GetVolumeId() string }); ok && strings.Contains(r.GetVolumeId(), "%") {
+				return nil, status.Error(codes.Internal, "bad format")
 			}
 			return handler(ctx, req)
 		},

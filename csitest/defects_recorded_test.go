@@ -62,16 +62,7 @@ var statusDefects = []defect{
 		}),
 	},
 	{
-		breaks: "status.not-unknown", does: "UNKNOWN in cleaning up",
-		unary: func() grpc.UnaryServerInterceptor {
-			var n atomic.Int32
-			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-				if _, ok := req.(*csi.NodeGetStorageHealthRequest); ok && n.Add(1) == 1 {
-					return nil, status.Error(codes.Unknown, "some error")
-				}
-				return handler(ctx, req)
-			}
-		}(),
+		breaks: "status.not-unknown", does: "UNKNOWN to the first question about the storage", unary: firstUnknown(),
 	},
 	{
 		breaks: "status.length", does: "the log of the storage in the message",
@@ -79,6 +70,17 @@ var statusDefects = []defect{
 			return status.Error(status.Code(err), err.Error()+strings.Repeat(" and it failed", 100))
 		}),
 	},
+}
+
+// firstUnknown answers the first NodeGetStorageHealth with UNKNOWN.
+func firstUnknown() grpc.UnaryServerInterceptor {
+	var n atomic.Int32
+	return instead(func(*csi.NodeGetStorageHealthRequest) (proto.Message, error) {
+		if n.Add(1) == 1 {
+			return nil, status.Error(codes.Unknown, "some error")
+		}
+		return nil, nil
+	})
 }
 
 var long = strings.Repeat("x", 200)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // snapshotChanged changes the snapshots of every answer.
@@ -173,6 +174,18 @@ var snapshotLifecycleDefects = []defect{
 			"controller.snapshot.late-delete": "it deletes one and restores another",
 			"source.restore.source-deleted":   "it repeats CreateVolume when the snapshot is deleted",
 		},
+	},
+	{
+		breaks: "controller.snapshot.delete-again", does: "an ID that follows from the name is deleted once", leaves: "it does not delete", alone: true, namedIDs: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var deleted sync.Map // IDs
+			return instead(func(r *csi.DeleteSnapshotRequest) (proto.Message, error) {
+				if _, again := deleted.LoadOrStore(r.GetSnapshotId(), true); again {
+					return &csi.DeleteSnapshotResponse{}, nil
+				}
+				return nil, nil
+			})
+		}(),
 	},
 	{
 		breaks: "controller.snapshot.late-delete", does: "DeleteSnapshot goes by the name",
@@ -409,8 +422,23 @@ var moreGroupDefects = []defect{
 		unary: recode[csi.CreateVolumeGroupSnapshotRequest](codes.AlreadyExists, codes.Internal),
 	},
 	{
-		breaks: "group.create.source-missing", does: "INTERNAL for a volume that is not there",
+		breaks: "group.create.source-missing-cleanup", does: "INTERNAL for a volume that is not there",
 		unary: recode[csi.CreateVolumeGroupSnapshotRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "group.create.source-missing", does: "a group without the member that is not there",
+		unary: exchange(func(r *csi.CreateVolumeGroupSnapshotRequest, resp *csi.CreateVolumeGroupSnapshotResponse, err error) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+			if status.Code(err) != codes.NotFound {
+				return resp, err
+			}
+			return &csi.CreateVolumeGroupSnapshotResponse{GroupSnapshot: &csi.VolumeGroupSnapshot{
+				GroupSnapshotId: "part-of-" + r.GetName(), CreationTime: timestamppb.Now(), ReadyToUse: true,
+				Snapshots: []*csi.Snapshot{{
+					SnapshotId: "member-of-" + r.GetName(), SourceVolumeId: r.GetSourceVolumeIds()[0], GroupSnapshotId: "part-of-" + r.GetName(),
+					CreationTime: timestamppb.Now(), ReadyToUse: true,
+				}},
+			}}, nil
+		}),
 	},
 	{
 		breaks: "group.create.members-listed", does: "the list does not return the group",

@@ -23,6 +23,7 @@ import (
 var elsewhere = map[string]string{
 	"hostile.utf8":                "a library that does not check: TestNoUTF8",
 	"leaks.process":               "a separate process: TestLeaks",
+	"leaks.failed-stage":          "a real block device: TestFailedStage",
 	"node.publish.block-device":   "a real block device: examples/blockdriver",
 	"node.publish.block-data":     "a real block device: examples/blockdriver",
 	"node.publish.block-readonly": "a real block device: examples/blockdriver",
@@ -288,6 +289,17 @@ var createDefects = []defect{
 		}),
 	},
 	{
+		breaks: "source.restore.created", does: "content_source is in the first answer only", alone: true,
+		unary: func() grpc.UnaryServerInterceptor {
+			var known sync.Map
+			return volumeChanged(func(v *csi.Volume) {
+				if _, again := known.LoadOrStore(v.GetVolumeId(), true); again {
+					v.ContentSource = nil
+				}
+			})
+		}(),
+	},
+	{
 		breaks: "controller.create.single-node-writer", does: "NodePublishVolume wants one of the newer access modes", alone: true,
 		unary: instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
 			if r.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER {
@@ -329,11 +341,11 @@ var createDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.create.source-reported", does: "no volume from a snapshot, though CREATE_DELETE_SNAPSHOT is reported", alone: true,
+		breaks: "source.restore.created", does: "no volume from a snapshot, though CREATE_DELETE_SNAPSHOT is reported", alone: true,
 		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetSnapshot() != nil }),
 	},
 	{
-		breaks: "source.clone.reported", does: "no clone, though CLONE_VOLUME is reported", alone: true,
+		breaks: "source.clone.created", does: "no clone, though CLONE_VOLUME is reported", alone: true,
 		unary: refusing(codes.InvalidArgument, func(r *csi.CreateVolumeRequest) bool { return r.GetVolumeContentSource().GetVolume() != nil }),
 	},
 	{
@@ -716,14 +728,19 @@ var snapshotDefects = []defect{
 		}),
 	},
 	{
-		breaks: "controller.snapshot.source-missing", does: "INTERNAL for a volume that is not there",
-		unary: fails(func(_ *csi.CreateSnapshotRequest, err error) error {
-			if status.Code(err) == codes.NotFound {
-				return status.Error(codes.Internal, "not there")
+		breaks: "controller.snapshot.source-missing-code", does: "INTERNAL for a volume that is not there",
+		unary: recode[csi.CreateSnapshotRequest](codes.NotFound, codes.Internal),
+	},
+	{
+		breaks: "controller.snapshot.source-missing", does: "a snapshot of nothing",
+		unary: exchange(func(r *csi.CreateSnapshotRequest, resp *csi.CreateSnapshotResponse, err error) (*csi.CreateSnapshotResponse, error) {
+			if status.Code(err) != codes.NotFound {
+				return resp, err
 			}
-			return err
+			return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{
+				SnapshotId: "nothing-of-" + r.GetSourceVolumeId(), SourceVolumeId: r.GetSourceVolumeId(), CreationTime: timestamppb.Now(), ReadyToUse: true,
+			}}, nil
 		}),
-		mayAlso: because("CreateSnapshot comes after DeleteVolume", oneVolume),
 	},
 	{
 		breaks: "controller.snapshot.delete-idempotent", does: "NOT_FOUND for a snapshot that never was",

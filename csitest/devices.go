@@ -2,6 +2,7 @@ package csitest
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,10 +46,8 @@ func (c *ruleRun) deviceBelow(path string) device {
 
 // attachedDevices describes those devices of volumes that are still there.
 func (r *run) attachedDevices() (left []string) {
-	for d := range r.devices {
-		if !d.goneSoon() {
-			left = append(left, "the device "+d.String())
-		}
+	for _, d := range remaining(slices.Collect(maps.Keys(r.devices))...) {
+		left = append(left, "the device "+d.String())
 	}
 	slices.Sort(left)
 	return left
@@ -65,15 +64,17 @@ func (d device) attached() bool {
 	return err == nil && strings.TrimSpace(string(seq)) == d.seq && strings.TrimSpace(string(size)) != "0"
 }
 
-// goneSoon waits up to 5 s for the device to go, because udev may hold it open.
-func (d device) goneSoon() bool {
+// remaining returns the devices that stay. It waits up to 5 s for all of them together to go,
+// because udev may hold them open.
+func remaining(devices ...device) []device {
+	left := slices.Clone(devices)
 	for range 50 {
-		if !d.attached() {
-			return true
+		if left = slices.DeleteFunc(left, func(d device) bool { return !d.attached() }); len(left) == 0 {
+			return nil
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return false
+	return left
 }
 
 // String names the device, what is behind it, and who else holds it.
@@ -100,6 +101,37 @@ func backing(number string) string {
 		}
 	}
 	return ""
+}
+
+// layers are what is behind the device and, if it is a mapping, behind the devices below it.
+func (d device) layers() (all []string) {
+	if d.number == "" {
+		return nil
+	}
+	dirs := []string{filepath.Join("/sys/dev/block", d.number)}
+	for len(dirs) > 0 {
+		number, err := os.ReadFile(filepath.Join(dirs[0], "dev"))
+		if behind := backing(strings.TrimSpace(string(number))); err == nil && behind != "" {
+			all = append(all, behind)
+		}
+		below, _ := filepath.Glob(filepath.Join(dirs[0], "slaves/*")) // the pattern is good
+		dirs = append(dirs[1:], below...)
+	}
+	return all
+}
+
+// devicesOf are the loop devices and mappings with one of these behind them.
+func devicesOf(behind []string) (all []device) {
+	dirs, _ := filepath.Glob("/sys/block/*") // the pattern is good
+	for _, dir := range dirs {
+		number, err := os.ReadFile(filepath.Join(dir, "dev"))
+		seq, seqErr := os.ReadFile(filepath.Join(dir, "diskseq"))
+		d := device{number: strings.TrimSpace(string(number)), seq: strings.TrimSpace(string(seq))}
+		if err == nil && seqErr == nil && slices.Contains(behind, backing(d.number)) {
+			all = append(all, d)
+		}
+	}
+	return all
 }
 
 // A holder is a process in whose mount namespace, which is not this one, a device is mounted.
@@ -138,15 +170,19 @@ func mountedElsewhere(number string) (all []holder) {
 	return all
 }
 
-// mustGo fails the rule if the device of a volume stays. One that is mounted in a mount
-// namespace of others, no driver can detach.
-func (c *ruleRun) mustGo(d device) {
-	if d.goneSoon() {
-		return
+// mustGo fails the rule if devices of volumes stay. One that is mounted in a mount namespace of
+// others, no driver can detach.
+func (c *ruleRun) mustGo(devices ...device) {
+	var held []string
+	for _, d := range remaining(devices...) {
+		holders, family := mountedElsewhere(d.number), c.run.family()
+		if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return family[h.pid] }) {
+			held = append(held, d.String())
+			continue
+		}
+		c.error("no device after DeleteVolume", "%s", d)
 	}
-	holders, family := mountedElsewhere(d.number), c.run.family()
-	if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return family[h.pid] }) {
-		c.excuse("another mount namespace holds the device: %s", d)
+	if len(held) > 0 && len(c.failures) == 0 {
+		c.excuse("another mount namespace holds the device: %s", held[0])
 	}
-	c.fail("no device after DeleteVolume", "%s", d)
 }

@@ -4,9 +4,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
@@ -64,11 +67,21 @@ func TestDeviceLeft(t *testing.T) {
 		return strings.TrimSpace(string(out))
 	}
 	loop := losetup("--show", "-f", file)
+	second := losetup("--show", "-f", file)
 	c := &ruleRun{run: &run{dir: t.TempDir()}}
 	d := c.deviceBelow(loop)
-	left := c.run.attachedDevices()
-	losetup("-d", loop)
-	if want := "the device " + filepath.Base(loop) + " of " + file; len(left) != 1 || left[0] != want {
+	c.deviceBelow(second)
+	var left []string
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		left = c.run.attachedDevices()
+		if took := time.Since(begin); took != 5*time.Second {
+			t.Errorf("it waited %v for two devices, want 5 s for both", took)
+		}
+	})
+	losetup("-d", loop, second)
+	want := []string{"the device " + filepath.Base(loop) + " of " + file, "the device " + filepath.Base(second) + " of " + file}
+	if slices.Sort(want); !slices.Equal(left, want) {
 		t.Errorf("%q, want %q", left, want)
 	}
 	if d.attached() || len(c.run.attachedDevices()) > 0 {

@@ -46,6 +46,7 @@ type defect struct {
 	rules      []string // that are needed beside a sample
 	// directories of one file system are what is mounted.
 	directories bool
+	namedIDs    bool // follow from names
 	plain       bool // raw block volumes are files, which the rule checks; no other rule can
 	only        bool // and no sample: the defect makes calls wait
 	alone       bool // no other rule is run: most would find it
@@ -79,7 +80,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 		}
 	}
 	start := func(socket string, unary grpc.UnaryServerInterceptor) (stop func()) {
-		ref := &refdriver.Driver{State: state, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+		ref := &refdriver.Driver{State: state, NamedIDs: d.namedIDs, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
 		if d.kernel {
 			ref.Dir, ref.Directories = filepath.Join(dir, "volumes"), d.directories
 			os.MkdirAll(ref.Dir, 0o750)

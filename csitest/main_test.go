@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path"
+	"sync/atomic"
 	"testing"
 
 	"github.com/csikit/csikit/csispec"
@@ -25,7 +26,8 @@ func TestMain(m *testing.M) {
 }
 
 // referenceProcess is the reference driver as a program: its arguments are the socket
-// and, if it is to have a defect, the call at which it dies, or that it leaks.
+// and, if it is to have a defect, the call at which it dies, or that it leaks; or that it
+// opens what it keeps when it is busy.
 func referenceProcess() {
 	os.Remove(os.Args[1]) // of the one that was killed
 	lis, err := net.Listen("unix", os.Args[1])
@@ -34,14 +36,24 @@ func referenceProcess() {
 		os.Exit(1)
 	}
 	var leak []*os.File
+	var created atomic.Int32
 	dies := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		if len(os.Args) > 2 && path.Base(info.FullMethod) == os.Args[2] {
 			fmt.Fprintln(os.Stderr, "panic: at the disco")
 			os.Exit(2)
 		}
-		if len(os.Args) > 2 && os.Args[2] == "leak" && path.Base(info.FullMethod) == "CreateVolume" {
-			if f, err := os.Open(os.DevNull); err == nil {
-				leak = append(leak, f)
+		if len(os.Args) > 2 && path.Base(info.FullMethod) == "CreateVolume" {
+			opens := 0
+			switch n := created.Add(1); {
+			case os.Args[2] == "leak":
+				opens = 1
+			case os.Args[2] == "pool" && n == 4:
+				opens = 20
+			}
+			for range opens {
+				if f, err := os.Open(os.DevNull); err == nil {
+					leak = append(leak, f)
+				}
 			}
 		}
 		return handler(ctx, req)

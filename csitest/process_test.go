@@ -78,12 +78,13 @@ func TestTwoProcesses(t *testing.T) {
 	}
 }
 
-// A driver that keeps a descriptor for every volume is found, one that does not is not.
+// A driver that keeps a descriptor for every volume is found. One that does not is not found, nor
+// one that opens many at once, and keeps them for the volumes to come.
 func TestLeaks(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("it takes /proc")
 	}
-	for _, defect := range []string{"none", "leak"} {
+	for _, defect := range []string{"none", "pool", "leak"} {
 		socket := filepath.Join(socketDir(t), "csi.sock")
 		report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {
 			return gate.RoleCommand(t.Context(), "reference", socket, defect)

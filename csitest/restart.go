@@ -5,6 +5,8 @@ import (
 	"fmt"
 )
 
+const keepsRunning = "the driver keeps running, and answers"
+
 // restartIfLost restarts a driver that exited or stopped answering during the rule, which
 // is a failure of the rule. If it does not start, no other rule is run.
 func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
@@ -18,7 +20,7 @@ func (r *run) restartIfLost(ctx context.Context, c *ruleRun) {
 	if err == nil {
 		return
 	}
-	c.error("the driver keeps running, and answers", "%v", err)
+	c.error(keepsRunning, "%v", err)
 	if restartable.met(r) {
 		if err := r.restart(ctx); err != nil && ctx.Err() == nil {
 			c.error("the driver starts again", "%v", err)

@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -36,7 +37,9 @@ const DefaultTimeout = time.Minute
 
 // Rules returns the rules that one of the patterns selects, or every rule if there
 // is none, in the order in which they run. A pattern is the id of a rule, the
-// beginning of some that ends in a dot ("node."), or a glob.
+// beginning of some that ends in a dot ("node."), a glob, or "spec:" and a part of the key or of
+// the words of a sentence that rules check ("spec:ListVolumes-Errors/", "spec:limit_bytes"; see
+// [Sentences]).
 func Rules(patterns ...string) []Rule {
 	all := slices.Concat(
 		identityRules,
@@ -77,8 +80,14 @@ func Rules(patterns ...string) []Rule {
 	if len(patterns) == 0 {
 		return all
 	}
+	bySentence := map[string]bool{}
+	for _, p := range patterns {
+		if text, found := strings.CutPrefix(p, "spec:"); found && text != "" {
+			maps.Copy(bySentence, rulesOfSentences(text))
+		}
+	}
 	return slices.DeleteFunc(all, func(r Rule) bool {
-		return !slices.ContainsFunc(patterns, func(p string) bool {
+		return !bySentence[r.ID] && !slices.ContainsFunc(patterns, func(p string) bool {
 			matched, _ := path.Match(p, r.ID)
 			return matched || p == r.ID || strings.HasSuffix(p, ".") && strings.HasPrefix(r.ID, p)
 		})

@@ -130,14 +130,16 @@ var conflictRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.delete.late", Level: Should, Spec: "DeleteVolume",
-		Title: "a delayed retry of DeleteVolume does not delete the successor of that name",
-		Why:   "A call that timed out may arrive late. An ID that is reused makes it delete the successor.",
+		// volume_id "MUST contain enough information to uniquely identify this specific volume": with
+		// another ID the successor is another volume. That an ID is used again is not forbidden.
+		ID: "controller.delete.late", Level: Must, Spec: "DeleteVolume",
+		Title: "a delayed retry of DeleteVolume does not delete the successor of that name, which has another ID",
+		Why:   "A call that timed out may arrive late. The ID is of the volume that was deleted, and not of its successor.",
 		Needs: needs(createVolume),
 		check: func(c *ruleRun) {
 			old := c.volume()
 			old.delete()
-			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume())
+			v := old.successor()
 			send(c, c.Controller.DeleteVolume, old.deleteRequest()).wants(codes.OK, codes.FailedPrecondition)
 			send(c, c.Controller.ValidateVolumeCapabilities, v.validateRequest()).ok()
 		},
@@ -159,14 +161,14 @@ var conflictRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.unpublish.late", Level: Should, Spec: "ControllerUnpublishVolume",
-		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the successor of that name",
+		ID: "controller.unpublish.late", Level: Must, Spec: "ControllerUnpublishVolume",
+		Title: "a delayed retry of ControllerUnpublishVolume does not unpublish the successor of that name, which has another ID",
 		Why:   "A call that timed out may arrive late. The pod of the new volume would lose its disk.",
 		Needs: needs(createVolume, attachVolume, attachReadonly),
 		check: func(c *ruleRun) {
 			old := c.volume().attach().detach()
 			old.delete()
-			v := c.volumeOf(old.made, step(c, c.Controller.CreateVolume, old.made).GetVolume()).attach()
+			v := old.successor().attach()
 			send(c, c.Controller.ControllerUnpublishVolume, old.detachRequest()).wants(codes.OK, codes.NotFound)
 			v.stillAttached()
 		},
@@ -185,6 +187,9 @@ var conflictRules = []Rule{
 		},
 	},
 	{
+		// "If the volume […] or the node […] cannot be found by the Plugin and the volume can be safely
+		// regarded as ControllerUnpublished from the node, the plugin SHOULD return OK": this one was
+		// never published.
 		ID: "controller.unpublish.node-missing", Level: Should, Spec: "ControllerUnpublishVolume",
 		Title: "a volume is unpublished with OK from a node that does not exist, or with INVALID_ARGUMENT if no node can have that ID",
 		Why: "Nodes are lost with their volumes published. Until OK the VolumeAttachment stays, and the volume cannot move. NOT_FOUND is for a " +
@@ -316,6 +321,8 @@ var conflictRules = []Rule{
 		},
 	},
 	{
+		// volume_context and parameters of Confirmed are those "validated by the plugin", and OPTIONAL: a
+		// driver that leaves them out has not validated them.
 		ID: "controller.validate.other-context", Level: Should, Spec: "ValidateVolumeCapabilities",
 		Title: "a volume_context that is not the volume's is not confirmed",
 		Why:   "The CO asks before it publishes a PersistentVolume that was written by hand. This is the only check of its context.",
@@ -332,8 +339,8 @@ var conflictRules = []Rule{
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			a.wants(codes.OK, codes.InvalidArgument)
 			switch confirmed := a.Resp.GetConfirmed(); {
-			case own && confirmed != nil:
-				a.wrong("OK without confirmed, or INVALID_ARGUMENT")
+			case own && len(confirmed.GetVolumeContext()) > 0:
+				a.wrong("OK without confirmed.volume_context, or INVALID_ARGUMENT")
 			case len(confirmed.GetVolumeContext()) > 0:
 				a.wrong("OK without confirmed.volume_context, or INVALID_ARGUMENT: CreateVolume returns no volume_context")
 			}
@@ -350,8 +357,8 @@ var conflictRules = []Rule{
 			req.Parameters = bad
 			a := send(c, c.Controller.ValidateVolumeCapabilities, req)
 			a.wants(codes.OK, codes.InvalidArgument)
-			if a.Resp.GetConfirmed() != nil {
-				a.wrong("OK without confirmed, or INVALID_ARGUMENT")
+			if len(a.Resp.GetConfirmed().GetParameters()) > 0 {
+				a.wrong("OK without confirmed.parameters, or INVALID_ARGUMENT")
 			}
 		},
 	},
@@ -373,6 +380,16 @@ var conflictRules = []Rule{
 			}
 		},
 	},
+}
+
+// successor creates a volume under the name of one that is deleted. A driver whose IDs follow from
+// names gives it the same ID, and cannot tell the two apart.
+func (v *volume) successor() *volume {
+	next := v.c.volumeOf(v.made, step(v.c, v.c.Controller.CreateVolume, v.made).GetVolume())
+	if next.id == v.id {
+		v.c.excuse("the volume_id of a name is used again")
+	}
+	return next
 }
 
 // stillAttached demands that the volume is published, writable, to its node: another

@@ -106,8 +106,11 @@ var rangeRules = []Rule{
 	},
 	{
 		ID: "controller.expand.limit-below-size", Level: Must, Spec: "ControllerExpandVolume",
-		Title: "a limit below the volume's size is OUT_OF_RANGE",
-		Why:   "The volume is larger than its limit and must not shrink. OK would mean that it is within the limit.",
+		// Two sentences meet: the volume "MUST not be bigger than" limit_bytes, and one "already larger
+		// than or equal to the target capacity" SHOULD be OK. Neither allows it to shrink, nor to be
+		// reported as smaller than it is.
+		Title: "a volume that is larger than limit_bytes stays as it is: OUT_OF_RANGE, or OK with its size",
+		Why:   "It must not shrink: the file system would lose its end. The CO that reads the capacity sees that it is above the limit.",
 		Needs: needs(createVolume, expandVolume),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -116,7 +119,11 @@ var rangeRules = []Rule{
 			}
 			req := v.expandRequest(0)
 			req.CapacityRange = &csi.CapacityRange{LimitBytes: v.created.GetCapacityBytes() - 1}
-			send(c, c.Controller.ControllerExpandVolume, req).wants(codes.OutOfRange, codes.InvalidArgument)
+			a := send(c, c.Controller.ControllerExpandVolume, req)
+			a.wants(codes.OK, codes.OutOfRange, codes.InvalidArgument)
+			if a.Err == nil && a.Resp.GetCapacityBytes() < v.created.GetCapacityBytes() {
+				a.wrong("capacity_bytes of %d at least, which it has, or OUT_OF_RANGE", v.created.GetCapacityBytes())
+			}
 		},
 	},
 	{

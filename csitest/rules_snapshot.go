@@ -47,12 +47,25 @@ var snapshotRules = []Rule{
 		},
 	},
 	{
+		// The errors of CreateSnapshot name no code for this: any is "a non-ok gRPC code".
 		ID: "controller.snapshot.source-missing", Level: Must, Spec: "CreateSnapshot",
-		Title: "a snapshot of a volume that does not exist is NOT_FOUND",
+		Title: "a snapshot of a volume that does not exist is an error",
 		Why:   "OK would be a snapshot of nothing, to be restored some day.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
-			send(c, c.Controller.CreateSnapshot, &csi.CreateSnapshotRequest{Name: c.name(), SourceVolumeId: c.unknownID()}).wants(codes.NotFound)
+			if a := send(c, c.Controller.CreateSnapshot, c.snapshotOfNothing()); a.Err == nil {
+				a.wrong("an error")
+			}
+		},
+	},
+	{
+		ID: "controller.snapshot.source-missing-code", Level: Should, Spec: "CreateSnapshot",
+		Title: "the error for a snapshot of a volume that does not exist is NOT_FOUND",
+		Why:   "It is the code of every other RPC for a volume that does not exist, and says that a retry does not help.",
+		Needs: needs(createVolume, createSnapshot),
+		check: func(c *ruleRun) {
+			a := send(c, c.Controller.CreateSnapshot, c.snapshotOfNothing())
+			a.wants(codes.OK, codes.NotFound) // OK is for controller.snapshot.source-missing to find
 		},
 	},
 	{
@@ -139,4 +152,9 @@ var snapshotRules = []Rule{
 			send(c, c.Controller.GetSnapshot, &csi.GetSnapshotRequest{SnapshotId: c.name()}).wants(codes.NotFound)
 		},
 	},
+}
+
+// snapshotOfNothing asks for a snapshot of a volume that does not exist.
+func (c *ruleRun) snapshotOfNothing() *csi.CreateSnapshotRequest {
+	return &csi.CreateSnapshotRequest{Name: c.name(), SourceVolumeId: c.unknownID()}
 }

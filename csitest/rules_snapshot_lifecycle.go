@@ -244,9 +244,28 @@ var snapshotLifecycleRules = []Rule{
 		},
 	},
 	{
-		ID: "controller.snapshot.late-delete", Level: Should, Spec: "DeleteSnapshot",
-		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name",
-		Why:   "A call that timed out may arrive late. An ID that is reused makes it delete the successor.",
+		ID: "controller.snapshot.delete-again", Level: Must, Spec: "DeleteSnapshot",
+		Title: "a snapshot that is created again under the name of a deleted one is deleted as well",
+		Why: "A driver that remembers deletions by name, or by an ID that follows from it, answers OK and deletes nothing: the storage fills " +
+			"with snapshots that nobody knows.",
+		Needs: needs(createVolume, createSnapshot, listSnapshots),
+		check: func(c *ruleRun) {
+			req := c.volume().snapshotRequest()
+			c.deleteSnapshot(c.snapshotOf(req).GetSnapshotId())
+			again := c.snapshotOf(req).GetSnapshotId()
+			c.deleteSnapshot(again)
+			c.eventually(func() {
+				if snapshotOf(c.listSnapshots(&csi.ListSnapshotsRequest{SnapshotId: again}), again) != nil {
+					c.error("no deleted snapshot in the list", "%s is there", again)
+				}
+			})
+		},
+	},
+	{
+		// As controller.delete.late: "enough information to uniquely identify this specific snapshot".
+		ID: "controller.snapshot.late-delete", Level: Must, Spec: "DeleteSnapshot",
+		Title: "a delayed retry of DeleteSnapshot does not delete the successor of that name, which has another ID",
+		Why:   "A call that timed out may arrive late. The ID is of the snapshot that was deleted, and not of its successor.",
 		Needs: needs(createVolume, createSnapshot),
 		check: func(c *ruleRun) {
 			v := c.volume()
@@ -254,6 +273,9 @@ var snapshotLifecycleRules = []Rule{
 			old := step(c, c.Controller.CreateSnapshot, req).GetSnapshot().GetSnapshotId()
 			c.deleteSnapshot(old)
 			s := step(c, c.Controller.CreateSnapshot, req).GetSnapshot()
+			if s.GetSnapshotId() == old {
+				c.excuse("the snapshot_id of a name is used again")
+			}
 			c.deleteSnapshot(old)
 			c.volume(from(snapshotSource(s.GetSnapshotId())))
 		},

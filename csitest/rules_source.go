@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 // A source is one of the two kinds of what a volume can be created from.
@@ -61,6 +62,19 @@ func (s source) ofIdle(v *volume, pod string) *csi.VolumeContentSource {
 func (s source) rules() []Rule {
 	id := "source." + s.kind + "."
 	return []Rule{
+		{
+			ID: id + "created", Level: Must, Spec: "CreateVolume",
+			Title: "a volume is made from a " + s.noun + ", and a retry gets the same answer",
+			Why:   "The driver reports that it can. A retry whose answer differs makes the CO delete the volume, or take it for an empty one.",
+			Needs: needs(createVolume, s.need),
+			check: func(c *ruleRun) {
+				v := c.volume(from(s.of(c.volume())))
+				a := send(c, c.Controller.CreateVolume, v.made)
+				if got := a.ok().GetVolume(); got.GetVolumeId() != v.id || !proto.Equal(got.GetContentSource(), v.created.GetContentSource()) {
+					a.wrong("volume_id and content_source as the first time: %s", requestJSON(v.created))
+				}
+			},
+		},
 		{
 			ID: id + "too-small", Level: Must, Spec: "CreateVolume",
 			Title: "a volume that may not be as large as its " + s.noun + " is OUT_OF_RANGE",
@@ -295,7 +309,7 @@ var unsupportedSources = []Rule{
 		},
 	},
 	{
-		ID: "source.clone.reported", Level: Must, Spec: "Volume",
+		ID: "source.clone.reported", Level: Should, Spec: "external-provisioner",
 		Title: "a clone names its source, also in the answer to a retry",
 		Why:   "Kubernetes treats a volume without content_source as empty, deletes it and reports that the driver cannot clone.",
 		Needs: needs(createVolume, cloneVolume),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -350,10 +351,8 @@ func (t *tortured) nothingLeft(c *ruleRun, busy inventory) {
 	for _, left := range mounts(c.run.dir) {
 		c.error("no mount", "%s", left.point)
 	}
-	for d := range t.devices {
-		if !d.goneSoon() {
-			c.error("no device of a volume that is not staged", "%s", d)
-		}
+	for _, d := range remaining(slices.Collect(maps.Keys(t.devices))...) {
+		c.error("no device of a volume that is not staged", "%s", d)
 	}
 	const much = 8 // more than what a server opens when it is first asked
 	if c.has(driverProcess) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -347,10 +348,12 @@ func (w *walk) down() {
 	for _, m := range mounts(w.ruleRun.run.dir) {
 		w.error("no mount", "%s", m.point)
 	}
+	kinds := map[device]string{}
 	for _, v := range w.volumes {
-		if !v.device.goneSoon() {
-			w.error("no device of the "+v.kind+" volume", "%s", v.device)
-		}
+		kinds[v.device] = v.kind
+	}
+	for _, d := range remaining(slices.Collect(maps.Keys(kinds))...) {
+		w.error("no device of the "+kinds[d]+" volume", "%s", d)
 	}
 	if len(w.failures) == 0 {
 		fmt.Fprintln(w.out, "  no mount, no device, nothing at the targets")

@@ -36,6 +36,7 @@ type jsonRule struct {
 	Outcome  string        `json:"outcome"`
 	Known    bool          `json:"known,omitempty"` // failed, as in the baseline
 	Reason   string        `json:"reason,omitempty"`
+	Cause    string        `json:"cause,omitempty"` // the rule whose failure has the same cause
 	Flag     string        `json:"flag,omitempty"`
 	Seconds  float64       `json:"seconds"`
 	Calls    int           `json:"calls"`
@@ -50,11 +51,17 @@ type jsonFailure struct {
 }
 
 func printJSON(w io.Writer, r *csitest.Report) error {
+	causes := map[string]string{}
+	for _, group := range r.Causes() {
+		for _, x := range group[1:] {
+			causes[x.Rule.ID] = group[0].Rule.ID
+		}
+	}
 	rules := make([]jsonRule, 0, len(r.Results))
 	for _, x := range r.Results {
 		j := jsonRule{
 			ID: x.Rule.ID, Level: string(x.Rule.Level), Spec: x.Rule.Spec, Title: x.Rule.Title, Outcome: string(x.Outcome), Known: x.Known,
-			Reason: x.Reason, Flag: flags[x.MissingFacility], Seconds: x.Took.Seconds(), Calls: x.Calls,
+			Reason: x.Reason, Cause: causes[x.Rule.ID], Flag: flags[x.MissingFacility], Seconds: x.Took.Seconds(), Calls: x.Calls,
 		}
 		for _, f := range x.Failures {
 			j.Failures = append(j.Failures, jsonFailure{Got: f.Got, Want: f.Want, Reproduce: f.Reproduce, Text: f.String()})

@@ -24,6 +24,8 @@ Usage:
   csicheck -endpoint unix:///run/csi/csi.sock            check a running driver
   csicheck -endpoint … -start './driver -endpoint …'     run the driver too; it is killed and started again
   csicheck -list                                         print the rules
+  csicheck -rules spec:ListVolumes-Errors -list          print those that check sentences of the specification: a part of
+                                                         their words, or of their keys, which explain prints
   csicheck explain RULE                                  what a rule demands, and why
   csicheck compare A.json B.json                         what changed between two reports of -json
   csicheck -endpoint … call RPC '{"volume_id": …}'       call any RPC of CSI, with protojson
@@ -162,7 +164,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&t.Log, "log", "", "`file` to which the running driver writes its log")
 	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
 	fs.StringVar(&o.place, "second-topology", "", "`segment=value,…` of a place other than the node's where volumes can be created")
-	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob (default: all)")
+	fs.StringVar(&o.rules, "rules", "", "`ids` of the rules to run, with commas: node.publish.mounts, or an area as node., or a glob, or those of sentences of the specification, as spec:limit_bytes (default: all)")
 	fs.StringVar(&o.json, "json", "", "`file` for the report as JSON")
 	fs.StringVar(&o.junit, "junit", "", "`file` for the report as JUnit XML")
 	fs.StringVar(&o.html, "html", "", "`file` for the report as a page of HTML, with a timeline of the calls for each volume")

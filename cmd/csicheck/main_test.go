@@ -131,6 +131,34 @@ func TestFailure(t *testing.T) {
 		"reproduce csicheck -endpoint "+endpoint+" -kernel no call ListVolumes '{\"max_entries\":-1}'", "8 rules passed, 1 MUST and 0 SHOULD failed")
 }
 
+// An RPC that fails for every rule is one cause.
+func TestOneCause(t *testing.T) {
+	endpoint, dir := serve(t, func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if r, ok := req.(*csi.ControllerGetVolumeRequest); ok {
+			return nil, status.Errorf(codes.Internal, "panic: no volume %q", r.GetVolumeId())
+		}
+		return handler(ctx, req)
+	})
+	file := filepath.Join(dir, "report.json")
+	out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-json", file, "-rules", "controller.get.agrees,controller.get.volume-missing,controller.get.after-expand")
+	if ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	has(t, out, "FAILED MUST controller.get.agrees", "2 more rules failed for the same cause:\n    controller.get.volume-missing controller.get.after-expand", "3 MUST and 0 SHOULD failed, for one cause")
+	if n := strings.Count(out, "FAILED MUST"); n != 1 {
+		t.Errorf("%d failures are printed:\n%s", n, out)
+	}
+	report, err := readReport(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"", "controller.get.agrees", "controller.get.agrees"} {
+		if got := report.Rules[i].Cause; got != want {
+			t.Errorf("%s: the cause of %q, want %q", report.Rules[i].ID, got, want)
+		}
+	}
+}
+
 // Interrupted in the middle, it cleans up and says so.
 func TestInterrupt(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -173,7 +201,10 @@ func TestWords(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	has(t, out, "MUST", "NodePublishVolume", "It needs", "(-kernel)")
+	has(t, out, "MUST", "NodePublishVolume", "It needs", "(-kernel)", "It checks these sentences", "NodePublishVolumeRequest.readonly/")
+	if out, _, err = csicheck(t, "-rules", "spec:nodepublishvolumerequest.readonly/", "-list"); err != nil || !strings.Contains(out, "node.publish.readonly-enforced") || strings.Count(out, "\n") > 10 {
+		t.Errorf("%v\n%s", err, out)
+	}
 	if out, _, err = csicheck(t, "-h"); !errors.Is(err, flag.ErrHelp) {
 		t.Error(err)
 	}

@@ -108,25 +108,12 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 		}
 		return "\x1b[" + code + "m" + s + "\x1b[0m"
 	}
-	for _, x := range append(r.ResultsWith(csitest.Broken), r.ResultsWith(csitest.Failed)...) {
-		mark := paint("31;1", "FAILED "+string(x.Rule.Level))
-		if x.Rule.Level == csitest.Should {
-			mark = paint("33;1", "FAILED SHOULD")
-		}
-		if x.Outcome == csitest.Broken {
-			mark = paint("35;1", "BROKEN (a bug of csicheck)")
-		}
-		if x.Known {
-			mark = paint("2", "KNOWN FAILURE "+string(x.Rule.Level))
-		}
-		fmt.Fprintf(w, "%s %s\n  %s\n", mark, paint("1", x.Rule.ID), x.Rule.Title)
-		if x.Reason != "" {
-			fmt.Fprintln(w, indent(x.Reason))
-		}
-		for _, f := range x.Failures {
-			fmt.Fprintln(w, indent(f.String()))
-		}
-		fmt.Fprintln(w)
+	causes := r.Causes()
+	for _, x := range r.ResultsWith(csitest.Broken) {
+		printResult(w, paint, x)
+	}
+	for _, group := range causes {
+		printResult(w, paint, group[0], group[1:]...)
 	}
 	for _, left := range r.NotCleaned {
 		fmt.Fprintln(w, paint("31;1", "LEFT BEHIND"), left)
@@ -147,6 +134,13 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 	if known > 0 {
 		knownText = fmt.Sprintf("%d known failures, ", known)
 	}
+	causesText := ""
+	if failed := must + should + known; len(causes) < failed {
+		causesText = fmt.Sprintf("for %d causes, ", len(causes))
+		if len(causes) == 1 {
+			causesText = "for one cause, "
+		}
+	}
 	result := paint("32;1", "passed")
 	if !r.OK() {
 		result = paint("31;1", "failed")
@@ -157,9 +151,38 @@ func print(w io.Writer, r *csitest.Report, color bool) {
 	if r.DryRun {
 		result = "dry run"
 	}
-	fmt.Fprintf(w, "%s %s: %s. %d rules passed, %d MUST and %d SHOULD failed, %s%d not run, %d do not apply; %d calls in %.1f s\n",
-		r.Driver.GetName(), r.Driver.GetVendorVersion(), result, len(r.ResultsWith(csitest.Passed)), must, should, knownText,
+	fmt.Fprintf(w, "%s %s: %s. %d rules passed, %d MUST and %d SHOULD failed, %s%s%d not run, %d do not apply; %d calls in %.1f s\n",
+		r.Driver.GetName(), r.Driver.GetVendorVersion(), result, len(r.ResultsWith(csitest.Passed)), must, should, knownText, causesText,
 		len(r.ResultsWith(csitest.NotRun)), len(r.ResultsWith(csitest.DoesNotApply)), len(r.Calls), r.Took.Seconds())
+}
+
+// printResult writes a result that is not good, and names the rules that failed for the same cause.
+func printResult(w io.Writer, paint func(code, s string) string, x csitest.Result, same ...csitest.Result) {
+	mark := paint("31;1", "FAILED "+string(x.Rule.Level))
+	if x.Rule.Level == csitest.Should {
+		mark = paint("33;1", "FAILED SHOULD")
+	}
+	if x.Outcome == csitest.Broken {
+		mark = paint("35;1", "BROKEN (a bug of csicheck)")
+	}
+	if x.Known {
+		mark = paint("2", "KNOWN FAILURE "+string(x.Rule.Level))
+	}
+	fmt.Fprintf(w, "%s %s\n  %s\n", mark, paint("1", x.Rule.ID), x.Rule.Title)
+	if x.Reason != "" {
+		fmt.Fprintln(w, indent(x.Reason))
+	}
+	for _, f := range x.Failures {
+		fmt.Fprintln(w, indent(f.String()))
+	}
+	if len(same) > 0 {
+		ids := make([]string, len(same))
+		for i, y := range same {
+			ids[i] = y.Rule.ID
+		}
+		fmt.Fprintf(w, "  %s\n%s\n", paint("1", fmt.Sprintf("%d more rules failed for the same cause:", len(same))), indent(wrap(strings.Join(ids, " "), 100)))
+	}
+	fmt.Fprintln(w)
 }
 
 // printNotRun groups what was not run by what would run it.

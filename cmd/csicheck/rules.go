@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -38,6 +39,15 @@ func explain(w io.Writer, args []string) error {
 				fmt.Fprintf(w, " (%s)", f)
 			}
 			fmt.Fprintln(w)
+		}
+		checked := 0
+		for _, s := range csitest.Sentences() {
+			if slices.Contains(s.Rules, r.ID) {
+				if checked++; checked == 1 {
+					fmt.Fprintln(w, "\nIt checks these sentences of the specification (-rules spec:KEY has the others that do)")
+				}
+				fmt.Fprintf(w, "  %s %s\n%s\n", s.Key, s.Level, indent(wrap(s.Text, 74)))
+			}
 		}
 		return nil
 	}

@@ -83,7 +83,7 @@ func (d *Driver) CreateVolume(_ context.Context, req *csi.CreateVolumeRequest) (
 	v := &volume{
 		made: req, mutable: maps.Clone(req.GetMutableParameters()),
 		Volume: &csi.Volume{
-			VolumeId: d.newID("volume"), CapacityBytes: size, ContentSource: req.GetVolumeContentSource(),
+			VolumeId: d.newID("volume", req.GetName()), CapacityBytes: size, ContentSource: req.GetVolumeContentSource(),
 			VolumeContext: map[string]string{"kind": "reference"}, AccessibleTopology: []*csi.Topology{where},
 		},
 		attached:  map[string]*csi.ControllerPublishVolumeRequest{},
@@ -335,7 +335,7 @@ func (d *Driver) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*c
 // takeSnapshot records a new snapshot.
 func (d *Driver) takeSnapshot(name string, v *volume) *snapshot {
 	s := &snapshot{name: name, Snapshot: &csi.Snapshot{
-		SnapshotId: d.newID("snapshot"), SourceVolumeId: v.GetVolumeId(), SizeBytes: v.GetCapacityBytes(),
+		SnapshotId: d.newID("snapshot", name), SourceVolumeId: v.GetVolumeId(), SizeBytes: v.GetCapacityBytes(),
 		CreationTime: timestamppb.Now(), ReadyToUse: true,
 	}}
 	d.snapshots[s.GetSnapshotId()] = s

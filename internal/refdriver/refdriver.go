@@ -6,6 +6,7 @@ package refdriver
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net"
@@ -38,6 +39,9 @@ type Driver struct {
 	// Directories makes volumes directories of one file system, which does not grow with
 	// them.
 	Directories bool
+	// NamedIDs makes an ID of what has a name follow from it, so that what is created again
+	// under the name has the ID of what was deleted.
+	NamedIDs bool
 	// Copied, if set, is called after every copy of data, with the names of the two
 	// directories below Dir: a volume's or a snapshot's ID.
 	Copied func(from, to string)
@@ -181,9 +185,12 @@ func (d *Driver) validated(ctx context.Context, req any, info *grpc.UnaryServerI
 	return resp, err
 }
 
-func (s *State) newID(kind string) string {
-	s.lastID++
-	return fmt.Sprintf("%s-%06d", kind, s.lastID) // sorted, they are in the order of their making
+func (d *Driver) newID(kind, name string) string {
+	if d.NamedIDs {
+		return fmt.Sprintf("%s-%.8x", kind, sha256.Sum256([]byte(name)))
+	}
+	d.lastID++
+	return fmt.Sprintf("%s-%06d", kind, d.lastID) // sorted, they are in the order of their making
 }
 
 func notFound(kind, id string) error { return status.Errorf(codes.NotFound, "no %s %q", kind, id) }
@@ -253,7 +260,7 @@ func (d *Driver) CreateVolumeGroupSnapshot(_ context.Context, req *csi.CreateVol
 		}
 	}
 	g := &group{name: req.GetName(), made: req, VolumeGroupSnapshot: &csi.VolumeGroupSnapshot{
-		GroupSnapshotId: d.newID("group"), CreationTime: timestamppb.Now(), ReadyToUse: true,
+		GroupSnapshotId: d.newID("group", req.GetName()), CreationTime: timestamppb.Now(), ReadyToUse: true,
 	}}
 	var copies []string
 	for _, id := range req.GetSourceVolumeIds() {

@@ -1,0 +1,5 @@
+//go:build race
+
+package csitest
+
+func init() { underRace = true }
