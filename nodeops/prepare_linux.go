@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/probe"
 )
 
@@ -31,10 +32,10 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 		return err
 	}
 	// A mark means that its mkfs may still be running.
-	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
+	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.Ours) > 0) {
 		return busy
 	}
-	if found.Kind == probe.Blank || found.mark.interrupted(found.Result, r.FSType) {
+	if found.Kind == probe.Blank || found.mark.Interrupted(found.Result, r.FSType) {
 		switch {
 		case r.MustHoldData:
 			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
@@ -58,7 +59,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 	if found.Incomplete {
 		return faultf(csierr.Precondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
-	if len(found.mark.ours) > 0 && !readOnly {
+	if len(found.mark.Ours) > 0 && !readOnly {
 		if err := n.finishFormat(ctx, dev, found); err != nil {
 			return err
 		}
@@ -78,7 +79,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 // contents is what prepareFilesystem has found on a device.
 type contents struct {
 	probe.Result
-	mark  markSearch
+	mark  mark.Search
 	blkid error // nil if blkid has run and finds the device blank too
 }
 
@@ -97,24 +98,24 @@ func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held
 		r = disk
 	}
 	c := contents{blkid: errors.New("blkid did not run")}
-	if c.mark, err = searchMark(r, volumeID, d.size); err != nil {
+	if c.mark, err = mark.Find(r, volumeID, d.size); err != nil {
 		return contents{}, err
 	}
-	c.Result, err = probe.Probe(c.mark.masked(r), d.size, func() {
+	c.Result, err = probe.Probe(c.mark.Masked(r), d.size, func() {
 		// blkid does about forty small sequential reads here.
 		d.readAhead(0, 1<<20)
 		d.readAhead(d.size-1<<20, 1<<20)
 		c.blkid = n.confirmBlank(ctx, d)
 	})
-	if c.Kind == probe.Blank && c.mark.foreign != "" {
+	if c.Kind == probe.Blank && c.mark.Foreign != "" {
 		c.Kind = probe.Foreign
 	}
 	return c, err
 }
 
 func (c contents) String() string {
-	if c.Kind == probe.Foreign && c.Type == "" && c.mark.foreign != "" {
-		return c.mark.foreign
+	if c.Kind == probe.Foreign && c.Type == "" && c.mark.Foreign != "" {
+		return c.mark.Foreign
 	}
 	return c.Result.String()
 }
