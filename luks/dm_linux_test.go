@@ -196,7 +196,10 @@ func TestDMLifecycle(t *testing.T) {
 	dev, err := loopdev.Attach(t.Context(), restored)
 	ok(t, err)
 	defer dev.Detach(context.Background())
-	c := OpenRequest{VolumeID: "w", Device: dev.Path, MustHoldData: true, Passphrase: Passphrase("secret")}
+	c := OpenRequest{VolumeID: "w", Device: dev.Path, MustHoldData: true, Passphrase: Passphrase("next")}
+	_, err = f.m.Open(t.Context(), c)
+	wantKind(t, err, csierr.Precondition, `label "v"`)
+	c.Copy, c.Passphrase = true, Passphrase("secret")
 	_, err = f.m.Open(t.Context(), c)
 	wantKind(t, err, csierr.Unauthenticated, "passphrase")
 	c.Passphrase = Passphrase("next")
@@ -205,7 +208,7 @@ func TestDMLifecycle(t *testing.T) {
 		if err != nil || w.Opened != opened || w.Path == v.Path {
 			t.Errorf("%+v, %v", w, err)
 		}
-		c.MustHoldData = false // it has its own label now
+		c.Copy = false // it has its own label now
 	}
 	ok(t, f.m.Close(t.Context(), "w"))
 	c.ReadOnly = true
@@ -224,7 +227,8 @@ func TestDMLifecycle(t *testing.T) {
 	unstage()
 }
 
-// A mapping of the right name is used only if it is of this volume on this device.
+// A mapping of the right name is used only if it is of this volume on this device
+// (cloudscale-ch/csi-cloudscale#153).
 func TestDMForeignMapping(t *testing.T) {
 	f := newMapped(t, 64*mib)
 	v := f.mustOpen(true)
@@ -317,6 +321,7 @@ func TestDMUndo(t *testing.T) {
 // The process is killed, with its programs, before each of its state-changing calls: the next
 // process converges, and nothing is left after the close.
 func TestDMKilled(t *testing.T) {
+	gate.Root(t)
 	for _, formatted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("formatted=%v", formatted), func(t *testing.T) {
 			calls := killOpen(t, 0, formatted).Calls()
@@ -379,6 +384,7 @@ func killOpen(t *testing.T, n int, formatted bool) *crash.Process {
 
 // cryptsetup itself is killed before each of its state-changing calls.
 func TestDMCryptsetupKilled(t *testing.T) {
+	gate.Root(t)
 	for _, action := range []string{"open", "close", "resize"} {
 		t.Run(action, func(t *testing.T) {
 			f := newMapped(t, 64*mib)

@@ -16,7 +16,8 @@
 //     are in no argument, environment, log, error or directory.
 //
 // In NodeStageVolume, call [Mapper.Open] and stage Mapping.Path; if the stage fails with a
-// final code, call [Mapper.Close], which is refused while the mapping is in use. In
+// final code, call [Mapper.Close], which is refused while the mapping is in use; it also removes
+// a mapping that an earlier attachment left on a device that is gone. In
 // NodeUnstageVolume, unmount and call Close, whether or not anything was mounted. In
 // NodeExpandVolume, call [Mapper.Resize] before the file system grows.
 //
@@ -28,7 +29,9 @@
 // are not passed on, since they show on the storage which blocks are in use: a thin volume does
 // not shrink. A volume that is expanded between its first Open and the creation of its file
 // system is not blank where it has grown: nodeops refuses it until an operator zeroes the
-// mapping (blkdiscard -z).
+// mapping (blkdiscard -z). A storage that returns zeros for data while it is not healthy
+// (longhorn/longhorn#13668) cannot be told from a blank one: if the driver knows that a volume
+// was staged before, it sets OpenRequest.MustHoldData.
 //
 // # Codes
 //

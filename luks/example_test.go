@@ -45,7 +45,7 @@ func ExamplePassphrase() {
 	r := luks.OpenRequest{VolumeID: "pvc-1", Passphrase: luks.Passphrase("secret")}
 	fmt.Printf("%+v\n", r)
 	// Output:
-	// {VolumeID:pvc-1 Device: Size:0 Passphrase:(hidden) ReadOnly:false MustHoldData:false}
+	// {VolumeID:pvc-1 Device: Size:0 Passphrase:(hidden) ReadOnly:false MustHoldData:false Copy:false}
 }
 
 // Errors name the operation and the volume, and have a kind.

@@ -110,8 +110,8 @@ func (m *Mapper) mayFormat(ctx context.Context, r OpenRequest, d device) error {
 		return kindf(csierr.Precondition, "%s holds %s and is formatted only if it is blank", d.Path, found.Foreign)
 	case !blank && !found.Interrupted(result, markType):
 		return kindf(csierr.Precondition, "%s holds %v and is formatted only if it is blank: if that data is not needed, zero the device (blkdiscard -z %s) and try again", d.Path, result, d.Path)
-	case r.MustHoldData:
-		return kindf(csierr.Precondition, "%s is blank or its format was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", d.Path)
+	case r.MustHoldData, r.Copy:
+		return kindf(csierr.Precondition, "%s is blank or its format was interrupted, but the volume holds data: check that it is the right device, and, for a copy, that it succeeded", d.Path)
 	case r.ReadOnly:
 		return kindf(csierr.Precondition, "%s is blank or its format was interrupted, and a read-only volume is not formatted: open the volume writable once", d.Path)
 	case d.Size < minSize:

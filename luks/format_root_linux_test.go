@@ -93,7 +93,7 @@ func wantKind(t testing.TB, err error, kind csierr.Kind, text string) {
 	}
 }
 
-// Only what is blank is formatted, and nothing else is changed.
+// Only what is blank is formatted, and nothing else is changed (longhorn/longhorn#10416).
 func TestFormatRefuses(t *testing.T) {
 	const size = 64 * mib
 	for _, c := range []struct {
@@ -115,11 +115,12 @@ func TestFormatRefuses(t *testing.T) {
 			f.put(0, []byte("XFSB"))
 		}, "xfs"},
 		{"read-only", func(_ *fixture, r *OpenRequest) { r.ReadOnly = true }, "read-only"},
-		{"copy", func(_ *fixture, r *OpenRequest) { r.MustHoldData = true }, "copy of data"},
+		{"used before", func(_ *fixture, r *OpenRequest) { r.MustHoldData = true }, "holds data"},
+		{"copy", func(_ *fixture, r *OpenRequest) { r.Copy = true }, "holds data"},
 		{"copy of an interrupted format", func(f *fixture, r *OpenRequest) {
 			f.putMark(mark.New("v", markType, size))
-			r.MustHoldData = true
-		}, "copy of data"},
+			r.Copy = true
+		}, "holds data"},
 		{"other size", func(_ *fixture, r *OpenRequest) { r.Size = size + 512 }, "another disk"},
 		{"half a header", func(f *fixture, _ *OpenRequest) { f.put(0, []byte(firstMagic+"\x00\x02")) }, "damaged"},
 		{"LUKS1", func(f *fixture, _ *OpenRequest) { f.put(0, []byte(firstMagic+"\x00\x01")) }, "not LUKS2"},
@@ -231,6 +232,7 @@ func startArmed(t *testing.T, stdin string, n int, args ...string) *crash.Proces
 // every n; for every third one unless it is for torture.
 func everyCall(t *testing.T, least int, test func(t *testing.T, n int) *crash.Process) {
 	t.Helper()
+	gate.Root(t)
 	step := 3
 	if os.Getenv("CSIKIT_TORTURE") == "1" {
 		step = 1

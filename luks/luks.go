@@ -147,10 +147,13 @@ type OpenRequest struct {
 	// ReadOnly makes the mapping refuse writes. A blank device is refused then.
 	ReadOnly bool
 
-	// MustHoldData states that the volume is a copy of another one, such as a clone or a
-	// restored snapshot: a blank device is refused, and the header, which has the ID of the
-	// source, gets that of this volume.
+	// MustHoldData states that the volume was formatted before: a blank device is refused.
 	MustHoldData bool
+
+	// Copy states that the volume is a copy of another one, such as a clone or a restored
+	// snapshot: a blank device is refused, and a header with the label of another volume gets
+	// that of this one, if the passphrase opens it.
+	Copy bool
 }
 
 // Open opens the volume, and formats its device before if that is proven blank. It is

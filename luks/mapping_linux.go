@@ -55,6 +55,9 @@ func deviceStatus(name string) (unix.DmIoctl, error) {
 		}
 		return unix.DmIoctl{}, fmt.Errorf("%w: mount devtmpfs or the host's /dev here", err)
 	}
+	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) { // nor can it be loaded
+		return unix.DmIoctl{}, ErrNotOpen
+	}
 	if err != nil {
 		return unix.DmIoctl{}, err
 	}
@@ -108,18 +111,18 @@ func (m *Mapper) find(volumeID string) (Mapping, error) {
 
 // belongs checks that the mapping is of this header on this device, or is one that was
 // interrupted before it had a table.
-func (f mapping) belongs(d device, h header) error {
-	if f.uuid != h.mapperUUID(f.Name) {
-		return kindf(csierr.Precondition, "the mapping %s exists and has UUID %q, want %q: it belongs to another volume or program; close that first", f.Name, f.uuid, h.mapperUUID(f.Name))
+func (m mapping) belongs(d device, h header) error {
+	if m.uuid != h.mapperUUID(m.Name) {
+		return kindf(csierr.Precondition, "the mapping %s exists and has UUID %q, want %q: it belongs to another volume or program; close that first", m.Name, m.uuid, h.mapperUUID(m.Name))
 	}
-	if f.empty() || len(f.devices) == 1 && f.devices[0] == d.number {
+	if m.empty() || len(m.devices) == 1 && m.devices[0] == d.number {
 		return nil
 	}
-	return kindf(csierr.Precondition, "the mapping %s exists, on device %s and not on %s (%s): close it first", f.Name, strings.Join(f.devices, ", "), d.Path, d.number)
+	return kindf(csierr.Precondition, "the mapping %s exists, on device %s and not on %s (%s): close it first", m.Name, strings.Join(m.devices, ", "), d.Path, d.number)
 }
 
 // empty reports that the mapping has no table: its creation was interrupted.
-func (f mapping) empty() bool { return f.sectors == 0 && len(f.devices) == 0 }
+func (m mapping) empty() bool { return m.sectors == 0 && len(m.devices) == 0 }
 
 // ensureNode creates the node of a mapping whose creation was interrupted.
 func (m *Mapper) ensureNode(ctx context.Context, f mapping) error {

@@ -118,7 +118,7 @@ func (m *Mapper) open(ctx context.Context, r OpenRequest) (Mapping, error) {
 // openFormatted opens a volume whose format is complete.
 func (m *Mapper) openFormatted(ctx context.Context, r OpenRequest, d device, h header, found mark.Search) (Mapping, error) {
 	label := labelOf(r.VolumeID)
-	if h.label != label && !r.MustHoldData {
+	if h.label != label && !r.Copy {
 		return Mapping{}, kindf(csierr.Precondition, "%s has a LUKS header with label %q, the volume has %q: it is another volume, or a copy of one", d.Path, h.label, label)
 	}
 	name := nameOf(m.prefix, r.VolumeID)

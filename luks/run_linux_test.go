@@ -117,6 +117,26 @@ func TestContextEndsProgram(t *testing.T) {
 	}
 }
 
+// A mapping whose device is gone has none in sysfs any more, and is not the volume's.
+func TestBelongs(t *testing.T) {
+	h := header{uuid: "82aaaaee-ac98-4e91-95d8-995ba16b15a8"}
+	d := device{number: "8:16"}
+	m := mapping{Mapping: Mapping{Name: "x-v"}, uuid: "CRYPT-LUKS2-82aaaaeeac984e9195d8995ba16b15a8-x-v", sectors: 8, devices: []string{"8:16"}}
+	ok(t, m.belongs(d, h))
+	for _, change := range []func(*mapping){
+		func(m *mapping) { m.devices = nil },
+		func(m *mapping) { m.devices = []string{"8:32"} },
+		func(m *mapping) { m.devices = []string{"8:16", "8:32"} },
+		func(m *mapping) { m.uuid = "CRYPT-LUKS2-82aaaaeeac984e9195d8995ba16b15a8-y-v" },
+	} {
+		other := m
+		change(&other)
+		if err := other.belongs(d, h); csierr.KindOf(err) != csierr.Precondition {
+			t.Errorf("%+v: %v", other, err)
+		}
+	}
+}
+
 // The header is what cryptsetup wrote, from either copy.
 func TestHeader(t *testing.T) {
 	gate.Tools(t, "cryptsetup")
