@@ -80,7 +80,7 @@ test-images: ## two clean checkouts make the same images, and the drivers in the
 
 .PHONY: test-unprivileged
 test-unprivileged: ## the tests that need no root, as the user nobody (root, to become nobody)
-	hack/unprivileged.sh ./csitest/gate ./csiserver ./csierr ./breaker ./loopdev ./registration ./nodeops ./internal/mountapi ./examples/blockdriver/driver ./examples/blockdriver/memory ./examples/blockdriver/filepool ./examples/minimal ./examples/nfsdriver/driver ./examples/nfsdriver/exportdir ./examples/nfsdriver/memory ./test/fastmount
+	hack/unprivileged.sh ./csitest/gate ./csiserver ./csierr ./breaker ./loopdev ./luks ./registration ./nodeops ./internal/mountapi ./examples/blockdriver/driver ./examples/blockdriver/memory ./examples/blockdriver/filepool ./examples/minimal ./examples/nfsdriver/driver ./examples/nfsdriver/exportdir ./examples/nfsdriver/memory ./test/fastmount
 
 .PHONY: fuzz
 fuzz: ## every fuzz test for FUZZTIME (default 30s)

@@ -11,6 +11,7 @@
 //	registration  registers a driver with kubelet without node-driver-registrar, and keeps it registered
 //	nodelifecycle  removes a start-up taint once the driver is registered, and waits for the detach of a drained node's volumes
 //	loopdev     loop devices, identified by the inode of their backing file
+//	luks        encrypts volumes with LUKS2: format, open, close, grow, change of the passphrase
 //	csierr      kinds of failure and the gRPC code that each becomes
 //	blocking    calls that may block in the kernel: bounded in number, single-flight, listed until they return
 //	breaker     circuit breakers for remote servers: one that does not respond delays no call for another
@@ -19,7 +20,7 @@
 //
 // No block takes over main, reads the environment or logs globally, and none
 // imports another one, except that csiserver and csitest use csispec, that csiserver,
-// nodeops and breaker use csierr, and that nodeops and breaker use blocking.
+// nodeops, luks and breaker use csierr, and that nodeops, luks and breaker use blocking.
 // examples/blockdriver and examples/nfsdriver are complete drivers assembled from them;
 // examples/minimal is a small one, to be read first.
 package csikit

@@ -39,6 +39,7 @@ var importers = []importer{
 	{"registration", []string{"registration"}, `r, _ := registration.New(registration.Config{}); _ = r.Serve(ctx)`},
 	{"nodelifecycle", []string{"nodelifecycle"}, `n, _ := nodelifecycle.New(nodelifecycle.Config{}); _ = n.RemoveTaint(ctx, ""); _ = n.WaitForDetach(ctx)`},
 	{"nodeops", []string{"nodeops"}, nodeopsUse},
+	{"luks", []string{"luks"}, `m, _ := luks.New(luks.Config{}); _, _ = m.Open(ctx, luks.OpenRequest{})`},
 	{"csiserver, volumelock, nodeops, topology", []string{"csiserver", "volumelock", "nodeops", "topology"},
 		csiserverUse + "\n" + nodeopsUse + `
 		_ = csiserver.WithInterceptors(volumelock.Interceptor(new(volumelock.Table)))

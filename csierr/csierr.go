@@ -77,6 +77,9 @@ const (
 	// Internal: a failure after which nothing is left changed. INTERNAL, which kubelet
 	// and the sidecars take as final.
 	Internal
+	// Unauthenticated: the secrets of the request are not accepted, such as a wrong
+	// passphrase; the same request succeeds once they are repaired. UNAUTHENTICATED.
+	Unauthenticated
 )
 
 var kinds = [...]struct {
@@ -94,6 +97,8 @@ var kinds = [...]struct {
 	Uncertain:    {codes.Unavailable, "outcome uncertain"},
 	DataLoss:     {codes.DataLoss, "data loss"},
 	Internal:     {codes.Internal, "internal"},
+
+	Unauthenticated: {codes.Unauthenticated, "secrets not accepted"},
 }
 
 // Error returns the name of the kind in lower case, such as "not found".

@@ -82,7 +82,7 @@ func TestCodeOf(t *testing.T) {
 // it does not know. A kind may be compared with ==, as any error.
 func TestKinds(t *testing.T) {
 	seen := map[string]Kind{}
-	for k := Unknown; k <= Internal; k++ {
+	for k := Unknown; k <= Unauthenticated; k++ {
 		if k.Error() == "" || k.Code() == codes.OK || k.Code() == codes.Unknown {
 			t.Errorf("kind %d: %q, %v", k, k.Error(), k.Code())
 		}

@@ -21,6 +21,7 @@ for what in "$@"; do
 		need mkfs.btrfs btrfs-progs
 		need btrfs btrfs-progs
 		need setpriv util-linux
+		need cryptsetup cryptsetup-bin
 		;;
 	cluster)
 		need ip iproute2

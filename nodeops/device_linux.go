@@ -9,11 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/blockdev"
 	"github.com/csikit/csikit/internal/mountapi"
 	"github.com/csikit/csikit/internal/probe"
 	"golang.org/x/sys/unix"
@@ -118,55 +117,26 @@ func (d *device) close() { d.file.Close() }
 
 func (d *device) probe() (probe.Result, error) { return probe.Probe(d.file, d.size) }
 
-// hold opens the device exclusively: while it is held no program can format, check or
-// mount it, and it cannot be held while a program does that, or while a mkfs runs for which
-// it was claimed.
+func (d *device) shared() blockdev.Device {
+	return blockdev.Device{File: d.file, Path: d.path, Size: d.size}
+}
+
+// hold is blockdev's Hold, with csierr.Busy.
 func (d *device) hold() (release func(), err error) {
-	fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	op := "open exclusively"
-	if err == nil {
-		op = "flock"
-		if err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB); err == nil {
-			err = unix.Flock(fd, unix.LOCK_UN)
-		}
-		if err != nil {
-			unix.Close(fd)
-		}
-	}
-	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EWOULDBLOCK) {
+	release, err = d.shared().Hold()
+	if errors.Is(err, unix.EBUSY) {
 		return nil, faultf(csierr.Busy, "%s is in use by a mount or a program, perhaps the mkfs of an earlier, interrupted call: %w", d.path, unix.EBUSY)
 	}
-	if err != nil {
-		return nil, &os.PathError{Op: op, Path: d.path, Err: err}
-	}
-	return sync.OnceFunc(func() { closeWithoutFork(func() error { return unix.Close(fd) }) }), nil
+	return release, err
 }
 
-// closeWithoutFork closes a descriptor that locks a device while no program is being
-// started: between fork and exec, a child has a copy of each descriptor and keeps the
-// device locked.
-func closeWithoutFork(closeFile func() error) {
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	_ = closeFile()
-}
-
-// claim locks the device for a mkfs, which inherits the file and keeps the lock until it
-// ends, even if this process is killed. mke2fs and mkfs.xfs open the device exclusively
-// themselves; mkfs.btrfs only checks that it could, and writes without.
-//
-// It is the lock that udev respects: it does not probe a device that is locked
-// (systemd.io/BLOCK_DEVICE_LOCKING), and holds the lock for the short time it probes.
+// claim is blockdev's Claim, with csierr.Busy.
 func (d *device) claim(ctx context.Context) (*os.File, error) {
-	f, err := d.reopen(unix.O_RDONLY)
-	if err != nil {
-		return nil, err
+	f, err := d.shared().Claim(ctx)
+	if errors.Is(err, unix.EBUSY) {
+		err = faultf(csierr.Busy, "%s is locked by another program", d.path)
 	}
-	if err := lockFile(ctx, int(f.Fd()), d.path+" is locked by another program"); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return f, err
 }
 
 // readOnly reports whether the device refuses writes.
@@ -230,47 +200,9 @@ func deviceOf(m mountapi.Mount) (*device, error) {
 	return nil, failed
 }
 
-// disk reads a device with direct I/O.
-type disk struct {
-	*os.File
-	aligned io.ReaderAt
-	cached  *os.File
-}
-
-func (d disk) ReadAt(p []byte, off int64) (int, error) {
-	n, err := d.aligned.ReadAt(p, off)
-	if errors.Is(err, unix.EINVAL) { // direct I/O is not possible here; the page cache may be
-		return d.cached.ReadAt(p, off)
-	}
-	return n, err
-}
-
-func (d *device) direct() (disk, error) {
-	f, err := d.reopen(unix.O_RDONLY | unix.O_DIRECT)
-	if errors.Is(err, unix.EINVAL) {
-		f, err = d.reopen(unix.O_RDONLY)
-	}
-	if err != nil {
-		return disk{}, err
-	}
-	block, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKSSZGET)
-	if err != nil {
-		f.Close()
-		return disk{}, os.NewSyscallError("ioctl BLKSSZGET", err)
-	}
-	return disk{f, probe.Aligned(f, d.size, int64(block)), d.file}, nil
-}
+func (d *device) direct() (blockdev.Disk, error) { return d.shared().Direct() }
 
 // readAhead starts reading into the page cache, without waiting.
 func (d *device) readAhead(off, n int64) {
 	_ = unix.Fadvise(int(d.file.Fd()), max(off, 0), n, unix.FADV_WILLNEED) // advice may fail
-}
-
-// reopen opens the same device again, even if its path leads elsewhere now.
-func (d *device) reopen(flags int) (*os.File, error) {
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", d.file.Fd()), flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: d.path, Err: err}
-	}
-	return os.NewFile(uintptr(fd), d.path), nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/csikit/csikit/csitest/crash"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -215,7 +216,7 @@ func faultCases() []faultCase {
 			faultCase{"stage read-only " + fsType, fsType, makeFormatted(fsType),
 				stage(fsType, func(r *StageFilesystemRequest) { r.ReadOnly = true }), mountOf(fsType, staging, "ro")},
 			faultCase{"stage interrupted " + fsType, fsType, func(f *fixture) {
-				f.putMark(newMark("v", fsType, c.size))
+				f.putMark(mark.New("v", fsType, c.size))
 				f.mkfs(fsType)
 			}, stage(fsType, nil), mountOf(fsType, staging, "rw")},
 			faultCase{"stage with growth " + fsType, fsType, func(f *fixture) {
@@ -508,17 +509,17 @@ func (x *faultyMkfs) CommandContext(ctx context.Context, name string, args ...st
 	if name != x.program {
 		return x.Interface.CommandContext(ctx, name, args...)
 	}
-	return faultyCmd{x.Interface.CommandContext(ctx, name, args...).(*cmd), x}
+	return faultyCmd{x.Interface.CommandContext(ctx, name, args...).(cmd), x}
 }
 
 type faultyCmd struct {
-	*cmd
+	cmd
 	x *faultyMkfs
 }
 
 func (c faultyCmd) Run() error {
-	c.x.p = startArmed(c.x.t, c.Cmd, func(p *crash.Process) { p.ArmFailure(c.x.n, unix.EIO) })
-	return c.ended(c.x.p.Wait())
+	c.x.p = startArmed(c.x.t, c.Cmd.Cmd, func(p *crash.Process) { p.ArmFailure(c.x.n, unix.EIO) })
+	return wrapExit(c.Ended(c.x.p.Wait()))
 }
 
 // startArmed starts a program whose first call counts: a shell waits for arm to

@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/blockdev"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/probe"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -16,7 +18,7 @@ import (
 // data of an unknown kind that is not the volume's, in both cases by blkid too; or that holds
 // an interrupted mkfs of such a device.
 func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device, found contents, release func()) error {
-	interrupted := found.mark.interrupted(found.Result, r.FSType)
+	interrupted := found.mark.Interrupted(found.Result, r.FSType)
 	if !interrupted && found.blkid != nil {
 		return found.blkid
 	}
@@ -36,7 +38,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 		return err
 	}
 	defer claim.Close()
-	m := newMark(r.VolumeID, r.FSType, dev.size)
+	m := mark.New(r.VolumeID, r.FSType, dev.size)
 	if err := dev.writeMark(m); err != nil {
 		return &fault{kind: csierr.Uncertain, err: err}
 	}
@@ -54,7 +56,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 		attribute.String("fs_type", r.FSType), attribute.Bool("after_interruption", interrupted)))
 	release() // mkfs opens the device exclusively itself: of two concurrent ones, one fails without writing
 	status, output, failed := n.execute(ctx, program{name: fs.mkfs[0], args: args, input: claim})
-	closeWithoutFork(claim.Close) // a mkfs that still runs keeps the lock
+	blockdev.CloseWithoutFork(claim.Close) // a mkfs that still runs keeps the lock
 	if failed == nil && status != 0 {
 		failed = faultf(csierr.Uncertain, "%s on %s exited with status %d: %s", fs.mkfs[0], dev.path, status, output)
 	}
@@ -65,7 +67,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 	defer release()
 	found, err = n.probeDevice(ctx, dev, r.VolumeID, true)
 	if err == nil {
-		err = found.mark.checkAttempt(m)
+		err = found.mark.CheckAttempt(m)
 	}
 	// After a mkfs that did not start or refused to run, the device is as it was.
 	if err == nil && failed != nil && found.Kind == probe.Blank {
@@ -73,7 +75,7 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 			return failed
 		}
 	}
-	if err == nil && failed != nil && found.Kind == probe.Filesystem && found.mark.whole(r.FSType) {
+	if err == nil && failed != nil && found.Kind == probe.Filesystem && found.mark.Whole(r.FSType) {
 		err = n.wipeSuperblock(ctx, dev, found)
 	}
 	switch {
@@ -81,8 +83,8 @@ func (n *Node) format(ctx context.Context, r StageFilesystemRequest, dev *device
 		return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 	case found.Kind != probe.Filesystem || found.Type != r.FSType || found.Incomplete:
 		return faultf(csierr.Uncertain, "%s on %s reported success, but the device holds %v", fs.mkfs[0], dev.path, found)
-	case !found.mark.whole(r.FSType) && len(found.mark.places) > 0:
-		n.log.Warn("mkfs overwrites its mark: an interrupted mkfs on such a device would not be detected", "command", args, "bytes", dev.size, "places", found.mark.places)
+	case !found.mark.Whole(r.FSType) && len(found.mark.Places) > 0:
+		n.log.Warn("mkfs overwrites its mark: an interrupted mkfs on such a device would not be detected", "command", args, "bytes", dev.size, "places", found.mark.Places)
 	}
 	return dev.clearMark(found.mark)
 }
@@ -151,6 +153,6 @@ func (n *Node) wipeSuperblock(ctx context.Context, dev *device, found contents) 
 		return err
 	}
 	// The superblock of btrfs is at 64 KiB, those of the others within the first block.
-	zeros := make([]byte, markSize)
-	return dev.writeBlocks(map[int64][]byte{0: zeros, 64 << 10: zeros})
+	zeros := make([]byte, mark.Size)
+	return dev.shared().WriteBlocks(map[int64][]byte{0: zeros, 64 << 10: zeros})
 }

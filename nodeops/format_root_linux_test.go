@@ -23,6 +23,8 @@ import (
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/crash"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/blockdev"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/probe"
 	"github.com/csikit/csikit/loopdev"
 	"golang.org/x/sys/unix"
@@ -60,7 +62,7 @@ func (f *fixture) put(off int64, text []byte) {
 	ok(f.t, err)
 }
 
-func (f *fixture) putMark(m mark) {
+func (f *fixture) putMark(m mark.Mark) {
 	f.t.Helper()
 	d, err := openDevice(Device{Path: f.dev.Path})
 	ok(f.t, err)
@@ -130,13 +132,13 @@ func TestMarkSurvivesMkfs(t *testing.T) {
 			if size < p.min || p.name == "ext4 not lazy" && size > gib {
 				continue
 			}
-			m := newMark("v", "ext4", size)
+			m := mark.New("v", "ext4", size)
 			f.putMark(m)
 			if out, err := exec.Command(p.args[0], append(p.args[1:], f.dev.Path)...).CombinedOutput(); err != nil {
 				t.Fatalf("%s of %d bytes: %v: %s", p.name, size, err, out)
 			}
-			if found := f.probeDevice(); !found.mark.whole("ext4") || found.Kind != probe.Filesystem {
-				t.Errorf("%s of %d bytes: %d of %d places left; holds %v", p.name, size, len(found.mark.ours), len(found.mark.places), found)
+			if found := f.probeDevice(); !found.mark.Whole("ext4") || found.Kind != probe.Filesystem {
+				t.Errorf("%s of %d bytes: %d of %d places left; holds %v", p.name, size, len(found.mark.Ours), len(found.mark.Places), found)
 			}
 			f.erase()
 		}
@@ -155,7 +157,7 @@ func (f *fixture) erase() {
 // What is not ours, or is not whole, is data.
 func TestMarkIsNotEnough(t *testing.T) {
 	const size = 64 * mib
-	places := markPlaces(size)
+	places := mark.Places(size)
 	debris := func(f *fixture) {
 		f.put(20*mib, []byte("as mke2fs might leave it, or precious"))
 		f.put(0, []byte("x"))
@@ -166,30 +168,30 @@ func TestMarkIsNotEnough(t *testing.T) {
 		words string
 	}{
 		{"no mark", debris, "unknown kind"},
-		{"another volume's", func(f *fixture) { f.putMark(newMark("w", "ext4", size)); debris(f) }, `volume "w"`},
-		{"another volume's on a blank device", func(f *fixture) { f.putMark(newMark("w", "ext4", size)) }, `volume "w"`},
-		{"another size's", func(f *fixture) { f.putMark(newMark("v", "ext4", size-512)); debris(f) }, "67108352 bytes"},
-		{"another type's", func(f *fixture) { f.putMark(newMark("v", "xfs", size)); debris(f) }, "unknown kind"},
+		{"another volume's", func(f *fixture) { f.putMark(mark.New("w", "ext4", size)); debris(f) }, `volume "w"`},
+		{"another volume's on a blank device", func(f *fixture) { f.putMark(mark.New("w", "ext4", size)) }, `volume "w"`},
+		{"another size's", func(f *fixture) { f.putMark(mark.New("v", "ext4", size-512)); debris(f) }, "67108352 bytes"},
+		{"another type's", func(f *fixture) { f.putMark(mark.New("v", "xfs", size)); debris(f) }, "unknown kind"},
 		{"half of it", func(f *fixture) {
-			f.putMark(newMark("v", "ext4", size))
+			f.putMark(mark.New("v", "ext4", size))
 			debris(f)
-			f.put(places[0], make([]byte, markSize))
+			f.put(places[0], make([]byte, mark.Size))
 		}, "unknown kind"},
 		{"overwritten", func(f *fixture) {
-			f.putMark(newMark("v", "ext4", size))
+			f.putMark(mark.New("v", "ext4", size))
 			debris(f)
 			f.put(places[1]+600, []byte("precious"))
 		}, "unknown kind"},
 		{"data in its place", func(f *fixture) { f.put(places[1], []byte("precious")) }, "unknown kind"},
 		{"something that mkfs does not write", func(f *fixture) {
-			f.putMark(newMark("v", "ext4", size))
+			f.putMark(mark.New("v", "ext4", size))
 			f.put(0, []byte("LUKS\xba\xbe"))
 		}, "crypto_LUKS"},
 		{"another file system", func(f *fixture) {
-			f.putMark(newMark("v", "ext4", size))
+			f.putMark(mark.New("v", "ext4", size))
 			f.put(64<<10+0x40, []byte("_BHRfS_M"))
 		}, "parts of a damaged btrfs"},
-		{"clone or restore", func(f *fixture) { f.putMark(newMark("v", "ext4", size)); debris(f) }, "is a copy of data"},
+		{"clone or restore", func(f *fixture) { f.putMark(mark.New("v", "ext4", size)); debris(f) }, "is a copy of data"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -209,7 +211,7 @@ func TestMarkIsNotEnough(t *testing.T) {
 	}
 	t.Run("read-only", func(t *testing.T) {
 		f := newFixture(t, size)
-		f.putMark(newMark("v", "ext4", size))
+		f.putMark(mark.New("v", "ext4", size))
 		debris(f)
 		r := f.stageRequest("ext4")
 		r.ReadOnly = true
@@ -223,7 +225,7 @@ func TestCompleteWithMark(t *testing.T) {
 	for _, c := range fsTable {
 		t.Run(c.fsType, func(t *testing.T) {
 			f := newFixture(t, c.size)
-			m := newMark("v", c.fsType, c.size)
+			m := mark.New("v", c.fsType, c.size)
 			f.putMark(m)
 			f.mkfs(c.fsType)
 			uuid := f.probeDevice().UUID
@@ -232,45 +234,45 @@ func TestCompleteWithMark(t *testing.T) {
 			r.ReadOnly = true
 			ok(t, f.stage(r))
 			f.unstage()
-			if !f.probeDevice().mark.whole(c.fsType) {
+			if !f.probeDevice().mark.Whole(c.fsType) {
 				t.Error("staging read-only wrote to the device")
 			}
 			f.mustStage(c.fsType)
 			f.write(f.staging+"/file", "data")
 			f.unstage()
-			if found := f.probeDevice(); found.UUID != uuid || len(found.mark.ours) > 0 {
-				t.Errorf("%v, %d places left; want file system %s without a mark", found, len(found.mark.ours), uuid)
+			if found := f.probeDevice(); found.UUID != uuid || len(found.mark.Ours) > 0 {
+				t.Errorf("%v, %d places left; want file system %s without a mark", found, len(found.mark.Ours), uuid)
 			}
 
 			// A file with the bytes of a mark: no new file system, whatever wrote it.
-			for _, m := range []mark{m, newMark("w", c.fsType, c.size), newMark("v", "other", c.size)} {
+			for i, m := range []mark.Mark{m, mark.New("w", c.fsType, c.size), mark.New("v", "other", c.size)} {
 				f.putMark(m)
 				f.mustStage(c.fsType)
 				if got, err := os.ReadFile(f.staging + "/file"); string(got) != "data" {
 					t.Fatalf("the file holds %q, %v", got, err)
 				}
 				f.unstage()
-				for _, place := range markPlaces(c.size) {
-					block := make([]byte, markSize)
+				for _, place := range mark.Places(c.size) {
+					block := make([]byte, mark.Size)
 					_, err := f.open().file.ReadAt(block, place)
 					ok(t, err)
-					if want := m.volume == "w"; bytes.Equal(block, m.encode(place)) != want {
-						t.Errorf("mark of volume %s, %s: still there: %v, want %v", m.volume, m.fsType, !want, want)
+					if want := i == 1; bytes.Equal(block, m.Encode(place)) != want {
+						t.Errorf("mark %d: still there: %v, want %v", i, !want, want)
 					}
 				}
 			}
 			// Half of the mark: clearing was interrupted.
 			f.putMark(m)
-			f.put(markPlaces(c.size)[0], make([]byte, markSize))
+			f.put(mark.Places(c.size)[0], make([]byte, mark.Size))
 			f.mustStage(c.fsType)
 			f.unstage()
-			if n := len(f.probeDevice().mark.ours); n > 0 {
+			if n := len(f.probeDevice().mark.Ours); n > 0 {
 				t.Errorf("%d places left", n)
 			}
 		})
 		t.Run(c.fsType+" damaged", func(t *testing.T) {
 			f := newFixture(t, c.size)
-			f.putMark(newMark("v", c.fsType, c.size))
+			f.putMark(mark.New("v", c.fsType, c.size))
 			f.mkfs(c.fsType)
 			switch c.fsType {
 			case "ext4":
@@ -279,13 +281,13 @@ func TestCompleteWithMark(t *testing.T) {
 				f.put(4096, bytes.Repeat([]byte{0xff}, 8192))
 			case "btrfs": // has two of each block: all but superblock and mark
 				for from := mib; from < c.size; from += mib {
-					if !slices.ContainsFunc(markPlaces(c.size), func(p int64) bool { return p/mib == from/mib }) {
+					if !slices.ContainsFunc(mark.Places(c.size), func(p int64) bool { return p/mib == from/mib }) {
 						f.put(from, bytes.Repeat([]byte{0xff}, int(mib)))
 					}
 				}
 			}
 			wantKind(t, f.stage(f.stageRequest(c.fsType)), csierr.Precondition, "damaged", "blkdiscard -z")
-			if !f.probeDevice().mark.whole(c.fsType) {
+			if !f.probeDevice().mark.Whole(c.fsType) {
 				t.Error("the mark is gone")
 			}
 		})
@@ -342,7 +344,7 @@ func TestMaxFormats(t *testing.T) {
 	for len(f.node.InFlight()) > 0 {
 		runtime.Gosched() // the call lets go of the device after its caller
 	}
-	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.Ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}
 	done()
@@ -444,7 +446,7 @@ func TestKilledWhileFormatting(t *testing.T) {
 						what = "unfinished " + what
 					}
 				}
-				left[fmt.Sprintf("%s: %s, %d places marked", power, what, len(found.mark.ours))]++
+				left[fmt.Sprintf("%s: %s, %d places marked", power, what, len(found.mark.Ours))]++
 				err := f.stage(f.stageRequest(c.fsType))
 				var e *Error
 				if errors.As(err, &e) && e.Kind == csierr.Precondition {
@@ -475,7 +477,7 @@ func (f *fixture) converge(fsType, what string) {
 	f.write(f.staging+"/file", "data")
 	f.unstage()
 	found := f.probeDevice()
-	if !found.Clean || len(found.mark.ours) > 0 || found.mark.foreign != "" && fsType == "ext4" {
+	if !found.Clean || len(found.mark.Ours) > 0 || found.mark.Foreign != "" && fsType == "ext4" {
 		f.t.Fatalf("%s: now %v, mark %v", what, found, found.mark)
 	}
 	check := filesystems[fsType].check
@@ -530,14 +532,14 @@ func TestMkfsKilledAtEveryWrite(t *testing.T) {
 			done := false
 			killAt := func(t *testing.T, n int) {
 				f := newFixture(t, c.size)
-				f.putMark(newMark("v", c.fsType, c.size))
+				f.putMark(mark.New("v", c.fsType, c.size))
 				args := filesystems[c.fsType].mkfs
 				mkfs := exec.Command(args[0], append(slices.Clone(args[1:]), f.dev.Path)...)
 				p := startArmed(t, mkfs, func(p *crash.Process) { p.Arm(n) })
 				if err := p.Wait(); err != nil && !p.Killed() {
 					t.Fatal(err)
 				}
-				if found := f.probeDevice(); !found.mark.whole(c.fsType) {
+				if found := f.probeDevice(); !found.mark.Whole(c.fsType) {
 					t.Errorf("the mark is not whole: %v", found.mark)
 				}
 				f.reattach(f.image)
@@ -561,7 +563,7 @@ func TestForeignMarkIsNeverTouched(t *testing.T) {
 	f.write(f.staging+"/file", strings.Repeat("precious", 1<<17))
 	f.unstage()
 	f.put(0, make([]byte, 4096)) // its superblock is lost: e2fsck could find another one
-	f.putMark(newMark("source", "ext4", 64*mib))
+	f.putMark(mark.New("source", "ext4", 64*mib))
 	before, err := os.ReadFile(f.image)
 	ok(t, err)
 	for range 3 {
@@ -645,7 +647,7 @@ func TestOldestKernel(t *testing.T) {
 	}
 	t.Run("interrupted", func(t *testing.T) { // the second mkfs disables it as well
 		f := newFixture(t, 320*mib)
-		f.putMark(newMark("v", "ext4", 320*mib))
+		f.putMark(mark.New("v", "ext4", 320*mib))
 		f.put(0, []byte("x"))
 		r := f.stageRequest("ext4")
 		r.OldestKernel = "5.4"
@@ -683,7 +685,7 @@ exec %s "$@"
 
 	program("mke2fs of no version")
 	wantKind(t, f.stage(r), csierr.Precondition, "mke2fs -V", "does not print a version")
-	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.ours) > 0 {
+	if found := f.probeDevice(); found.Kind != probe.Blank || len(found.mark.Ours) > 0 {
 		t.Errorf("the device holds %v", found)
 	}
 	program("mke2fs 1.47.0 (5-Feb-2023)") // this is what a wrong table would do
@@ -726,7 +728,7 @@ func TestHoldBesideOtherPrograms(t *testing.T) {
 			continue // the child of just now still has it
 		}
 		time.Sleep(time.Millisecond)
-		closeWithoutFork(claim.Close)
+		blockdev.CloseWithoutFork(claim.Close)
 		if release, err := d.hold(); err != nil {
 			guarded++
 		} else {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/probe"
 )
 
@@ -31,10 +32,10 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 		return err
 	}
 	// A mark means that its mkfs may still be running.
-	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.ours) > 0) {
+	if busy != nil && (found.Kind != probe.Filesystem || found.Type != r.FSType || !found.Clean || len(found.mark.Ours) > 0) {
 		return busy
 	}
-	interrupted := found.mark.interrupted(found.Result, r.FSType)
+	interrupted := found.mark.Interrupted(found.Result, r.FSType)
 	recycled := r.NeverUsed && !interrupted && found.unknown()
 	if recycled && !readOnly {
 		found.blkid = n.confirmBlank(ctx, dev)
@@ -63,7 +64,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 	if found.Incomplete {
 		return faultf(csierr.Precondition, "%s holds a file system of type %s whose mkfs was interrupted, and nothing shows that the device was blank before: "+zeroing, dev.path, found.Type, dev.path)
 	}
-	if len(found.mark.ours) > 0 && !readOnly {
+	if len(found.mark.Ours) > 0 && !readOnly {
 		if err := n.finishFormat(ctx, dev, found); err != nil {
 			return err
 		}
@@ -83,7 +84,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 // contents is what prepareFilesystem has found on a device.
 type contents struct {
 	probe.Result
-	mark  markSearch
+	mark  mark.Search
 	blkid error // nil if blkid has run and finds no signature either
 }
 
@@ -102,16 +103,16 @@ func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held
 		r = disk
 	}
 	c := contents{blkid: errors.New("blkid did not run")}
-	if c.mark, err = searchMark(r, volumeID, d.size); err != nil {
+	if c.mark, err = mark.Find(r, volumeID, d.size); err != nil {
 		return contents{}, err
 	}
-	c.Result, err = probe.Probe(c.mark.masked(r), d.size, func() {
+	c.Result, err = probe.Probe(c.mark.Masked(r), d.size, func() {
 		// blkid does about forty small sequential reads here.
 		d.readAhead(0, 1<<20)
 		d.readAhead(d.size-1<<20, 1<<20)
 		c.blkid = n.confirmBlank(ctx, d)
 	})
-	if c.Kind == probe.Blank && c.mark.foreign != "" {
+	if c.Kind == probe.Blank && c.mark.Foreign != "" {
 		c.Kind = probe.Foreign
 	}
 	return c, err
@@ -119,12 +120,12 @@ func (n *Node) probeDevice(ctx context.Context, d *device, volumeID string, held
 
 // unknown reports whether the device holds data without any signature, and no mark but ours.
 func (c contents) unknown() bool {
-	return c.Kind == probe.Foreign && c.Type == "" && !c.mark.another
+	return c.Kind == probe.Foreign && c.Type == "" && !c.mark.Another
 }
 
 func (c contents) String() string {
-	if c.Kind == probe.Foreign && c.Type == "" && c.mark.foreign != "" {
-		return c.mark.foreign
+	if c.Kind == probe.Foreign && c.Type == "" && c.mark.Foreign != "" {
+		return c.mark.Foreign
 	}
 	return c.Result.String()
 }

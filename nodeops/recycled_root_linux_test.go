@@ -11,6 +11,7 @@ import (
 
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/mark"
 	"github.com/csikit/csikit/internal/probe"
 )
 
@@ -118,9 +119,9 @@ func TestSignaturesOnRecycledExtents(t *testing.T) {
 	if f.sum() != before {
 		t.Error("the device was written")
 	}
-	for _, m := range []mark{newMark("another", "ext4", size), newMark("v", "ext4", size/2)} {
+	for _, m := range []mark.Mark{mark.New("another", "ext4", size), mark.New("v", "ext4", size/2)} {
 		f.putMark(m)
-		refused("the mark of " + m.volume)
+		refused(fmt.Sprintf("%+v", m))
 	}
 	f.recycle(size)
 	f.mkfs("ext4")
@@ -153,7 +154,7 @@ func TestKilledOnRecycledExtents(t *testing.T) {
 			f.unstage()
 			f.reattach(f.image)
 			found := f.probeDevice()
-			if found.mark.whole(fsType) && found.Kind != probe.Filesystem {
+			if found.mark.Whole(fsType) && found.Kind != probe.Filesystem {
 				marked++
 			} else if found.Kind != probe.Filesystem {
 				wantKind(t, f.stage(f.stageRequest(fsType)), csierr.Precondition, "data of an unknown kind")

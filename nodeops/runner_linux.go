@@ -1,7 +1,6 @@
 package nodeops
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -10,13 +9,11 @@ import (
 	"os"
 	osexec "os/exec"
 	"path"
-	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/csikit/csikit/internal/process"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sys/unix"
@@ -34,98 +31,30 @@ func (runner) Command(name string, args ...string) exec.Cmd {
 }
 
 func (runner) CommandContext(ctx context.Context, name string, args ...string) exec.Cmd {
-	c := &cmd{Cmd: osexec.CommandContext(ctx, name, args...)}
-	_, c.bounded = ctx.Deadline()
-	c.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
-	c.Cancel = func() error {
-		c.killed = true
-		return unix.Kill(-c.Process.Pid, unix.SIGKILL)
-	}
-	return c
+	return cmd{process.Command(ctx, name, args...)}
 }
 
-type cmd struct {
-	*osexec.Cmd
-	bounded bool // it may be killed
-	killed  bool // written before Wait returns
-}
+type cmd struct{ *process.Cmd }
 
-func (c *cmd) SetDir(dir string)       { c.Dir = dir }
-func (c *cmd) SetStdin(in io.Reader)   { c.Stdin = in }
-func (c *cmd) SetStdout(out io.Writer) { c.Stdout = out }
-func (c *cmd) SetStderr(out io.Writer) { c.Stderr = out }
-func (c *cmd) SetEnv(env []string)     { c.Env = env }
-func (c *cmd) Stop() {
-	if c.Process != nil {
-		unix.Kill(-c.Process.Pid, unix.SIGKILL)
-	}
-}
+func (c cmd) SetDir(dir string)       { c.Dir = dir }
+func (c cmd) SetStdin(in io.Reader)   { c.Stdin = in }
+func (c cmd) SetStdout(out io.Writer) { c.Stdout = out }
+func (c cmd) SetStderr(out io.Writer) { c.Stderr = out }
+func (c cmd) SetEnv(env []string)     { c.Env = env }
 
-// Run has a program with a deadline killed when this process ends: a mount helper that
-// survives would mount on top of what the next process has mounted by then.
-func (c *cmd) Run() error {
-	if c.bounded {
-		runtime.LockOSThread() // prctl(2): the parent is the thread
-		defer runtime.UnlockOSThread()
-		c.SysProcAttr.Pdeathsig = unix.SIGKILL
-	}
-	return c.ended(c.Cmd.Run())
-}
-
-func (c *cmd) Wait() error             { return c.ended(c.Cmd.Wait()) }
-func (c *cmd) Output() ([]byte, error) { b, err := c.Cmd.Output(); return b, c.ended(err) }
-func (c *cmd) CombinedOutput() ([]byte, error) {
+func (c cmd) Run() error              { return wrapExit(c.Cmd.Run()) }
+func (c cmd) Wait() error             { return wrapExit(c.Cmd.Wait()) }
+func (c cmd) Output() ([]byte, error) { b, err := c.Cmd.Output(); return b, wrapExit(err) }
+func (c cmd) CombinedOutput() ([]byte, error) {
 	b, err := c.Cmd.CombinedOutput()
-	return b, c.ended(err)
+	return b, wrapExit(err)
 }
 
-// ended waits until a program that was killed or failed has ended with all its children:
-// they must not mount anything after an error was returned.
-func (c *cmd) ended(err error) error {
-	if c.killed || err != nil && c.ProcessState != nil {
-		reapGroup(c.Process.Pid)
-	}
+func wrapExit(err error) error {
 	if ee := (*osexec.ExitError)(nil); errors.As(err, &ee) {
 		return &exec.ExitErrorWrapper{ExitError: ee}
 	}
 	return err
-}
-
-// reapGroup kills what is left of a process group whose leader has ended, and returns when
-// it has no processes: a child of a mount helper that still waits for a server would mount
-// when that responds, on a path that may belong to another volume by then. A process in
-// uninterruptible sleep blocks this call, and so is listed by InFlight.
-func reapGroup(pgid int) {
-	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
-		unix.Kill(-pgid, unix.SIGKILL)
-		// As PID 1 of a container, this process has to reap orphans.
-		for {
-			if pid, err := unix.Wait4(-pgid, nil, unix.WNOHANG, nil); pid <= 0 && !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		if !groupRuns(pgid) {
-			return
-		}
-		time.Sleep(wait)
-	}
-}
-
-// groupRuns reports whether the process group has a member that is not a zombie.
-func groupRuns(pgid int) bool {
-	if errors.Is(unix.Kill(-pgid, 0), unix.ESRCH) {
-		return false
-	}
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, path := range stats {
-		text, _ := os.ReadFile(path)
-		// pid (comm) state ppid pgrp ..., where comm may contain any character; proc(5)
-		_, rest, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-		if f := strings.Fields(rest); len(f) > 2 && f[2] == strconv.Itoa(pgid) && f[0] != "Z" && f[0] != "X" {
-			return true
-		}
-	}
-	return false
 }
 
 // program is a program to run.

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/internal/blockdev"
 	"github.com/csikit/csikit/internal/mountapi"
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +22,12 @@ func lockTarget(ctx context.Context, path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	if err = lockFile(ctx, fd, fmt.Sprintf("another process mounts at %s", path)); err == nil {
+	switch err = blockdev.Lock(ctx, fd); {
+	case errors.Is(err, unix.EBUSY):
+		err = faultf(csierr.Busy, "another process mounts at %s", path)
+	case err != nil:
+		err = fmt.Errorf("another process mounts at %s: %w", path, err)
+	default:
 		var on []mountapi.Mount
 		if on, err = mountapi.At(path); err == nil && len(on) > 0 {
 			err = faultf(csierr.Busy, "another process has just mounted at %s; retry", path)
@@ -38,25 +43,6 @@ func lockTarget(ctx context.Context, path string) (unlock func(), err error) {
 		return nil, err
 	}
 	return unlock, nil
-}
-
-// lockFile locks the open file exclusively. It waits for the lock until ctx ends, and for at
-// most 5 seconds; busy describes the error then. A lock that is free is taken in any case.
-func lockFile(ctx context.Context, fd int, busy string) error {
-	timeout := time.After(5 * time.Second)
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return os.NewSyscallError("flock", err)
-		}
-		select {
-		case <-time.After(wait):
-		case <-timeout:
-			return faultf(csierr.Busy, "%s", busy)
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %w", busy, ctx.Err())
-		}
-	}
 }
 
 // attach mounts the tree on the target, if nothing is mounted there.

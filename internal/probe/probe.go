@@ -140,6 +140,15 @@ func unknown(r io.ReaderAt, size int64) (Result, error) {
 
 type zone struct{ off, n int64 }
 
+// Places calls f for each part of a device of size bytes that must be zero for it to be blank,
+// with its offset and length.
+func Places(size int64, f func(off, n int64)) {
+	f(0, min(announced, size))
+	for _, z := range zones(size) {
+		f(z.off, z.n)
+	}
+}
+
 const (
 	// head holds the second headers of LUKS2 (the last begins where it ends), the first
 	// labels of ZFS, and the beginning of a first partition or logical volume, which is at

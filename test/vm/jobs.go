@@ -29,6 +29,8 @@ var table = []job{
 	// Growing a mounted ext4 needs CAP_SYS_RESOURCE, which developers' machines may lack. Only
 	// in one process: two would not test more of this kernel, and take as long again.
 	{pkg: "./examples/blockdriver/filepool", run: "^TestRules(OfGrowthOnline)?$/^(split=false|block|xfs|ext4)$", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./luks", run: "^TestDM", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
+	{pkg: "./luks", run: "^TestDM(Lifecycle|ForeignMapping|Undo)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.
 	{pkg: "./examples/nfsdriver/exportdir", run: "TestNFS(Client|Sanity|Rules)$", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
 	{pkg: "./examples/nfsdriver/exportdir", run: "TestNFS(Client|Tree|ConsistentCopy|Container|BadInput|Faults|Kills)", kernels: []string{"6.1"}, timeout: 15 * time.Minute},
@@ -37,6 +39,7 @@ var table = []job{
 	{pkg: "./nodeops", timeout: time.Hour, long: true},
 	{pkg: "./test/fastmount", timeout: 20 * time.Minute, long: true},
 	{pkg: "./loopdev", timeout: 20 * time.Minute, long: true},
+	{pkg: "./luks", timeout: time.Hour, long: true},
 }
 
 // kernels are Debian's: the first has no statmount(2) and no listmount(2), Linux 6.8.

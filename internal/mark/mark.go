@@ -1,4 +1,6 @@
-package nodeops
+// Package mark is what is written to a blank device before it is formatted, so that an
+// interrupted attempt can be repeated without taking data for its remains. It is pure.
+package mark
 
 import (
 	"bytes"
@@ -14,7 +16,7 @@ import (
 	"github.com/csikit/csikit/internal/probe"
 )
 
-// A mark is on a device from before mkfs until the file system is complete. It records that
+// A Mark is on a device from before mkfs until the file system is complete. It records that
 // the device held nothing of the volume, so that anything else on it was left by an
 // interrupted mkfs. Without it the remains of a mkfs cannot be distinguished from data: neither a superblock
 // nor blkid nor samples of zeros show which of the two it is.
@@ -27,7 +29,7 @@ import (
 //     system is mounted for the first time. So while it is intact, no file system has
 //     existed that data of the volume could have been written to.
 //   - It is trusted only if it is intact. mkfs writes to none of its places (see
-//     markPlaces), so a place that differs shows that another program has written, or that
+//     Places), so a place that differs shows that another program has written, or that
 //     clearing had begun, which happens after mkfs has succeeded.
 //   - mkfs is repeated only if there is no complete file system. A user's file with the
 //     bytes of a mark, even in all the right places, is in a complete one. It loses no
@@ -38,8 +40,8 @@ import (
 //
 // Not detected: a file system whose mark was not cleared is mounted without csikit,
 // written to, and its superblock is destroyed after that.
-type mark struct {
-	volume string // as markVolume returns it
+type Mark struct {
+	volume string // as volumeText returns it
 	fsType string
 	size   int64 // of the device
 
@@ -49,14 +51,17 @@ type mark struct {
 }
 
 const (
-	markSize  = 4096 // the largest logical block size; nothing smaller can be written
-	markMagic = "csikit: mkfs has not finished 1\n"
+	// Size is the bytes of a mark: the largest logical block size, since nothing smaller can
+	// be written.
+	Size = 4096
+
+	magic = "csikit: mkfs has not finished 1\n"
 )
 
-// markRecord is a mark on a device, little endian, and zeros up to markSize. It
+// record is a mark on a device, little endian, and zeros up to Size. It
 // fits into 512 bytes, which a device writes as a whole or not at all.
-type markRecord struct {
-	Magic  [len(markMagic)]byte
+type record struct {
+	Magic  [len(magic)]byte
 	Size   int64
 	Place  int64 // offset of this record
 	FSType [16]byte
@@ -65,15 +70,16 @@ type markRecord struct {
 	Sum    [sha256.Size]byte
 }
 
-func newMark(volumeID, fsType string, size int64) mark {
-	m := mark{volume: markVolume(volumeID), fsType: fsType, size: size}
+// New returns the mark of a new attempt to format.
+func New(volumeID, fsType string, size int64) Mark {
+	m := Mark{volume: volumeText(volumeID), fsType: fsType, size: size}
 	rand.Read(m.nonce[:]) // never fails
 	return m
 }
 
-// markVolume returns the volume ID, or its hash if it is longer than the specification
+// volumeText returns the volume ID, or its hash if it is longer than the specification
 // allows or contains a NUL byte, after which IDs would not be distinguished.
-func markVolume(id string) string {
+func volumeText(id string) string {
 	if len(id) <= 128 && !bytes.Contains([]byte(id), []byte{0}) {
 		return id
 	}
@@ -81,39 +87,48 @@ func markVolume(id string) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// encode returns the block for the place.
-func (m mark) encode(place int64) []byte {
-	r := markRecord{Size: m.size, Place: place, Nonce: m.nonce}
-	copy(r.Magic[:], markMagic)
+// Encode returns the block for the place.
+func (m Mark) Encode(place int64) []byte {
+	r := record{Size: m.size, Place: place, Nonce: m.nonce}
+	copy(r.Magic[:], magic)
 	copy(r.FSType[:], m.fsType)
 	copy(r.Volume[:], m.volume)
-	block := make([]byte, markSize)
+	block := make([]byte, Size)
 	n, _ := binary.Encode(block, binary.LittleEndian, r) // fails only if the buffer is too small
 	sum := sha256.Sum256(block[:n-sha256.Size])
 	copy(block[n-sha256.Size:], sum[:])
 	return block
 }
 
-// decodeMark decodes the mark in a block, if it is one.
-func decodeMark(block []byte) (m mark, place int64, ok bool) {
-	var r markRecord
-	if len(block) != markSize || string(block[:len(markMagic)]) != markMagic {
-		return mark{}, 0, false
+// Blocks returns the mark for each of its places.
+func (m Mark) Blocks() map[int64][]byte {
+	blocks := make(map[int64][]byte)
+	for _, place := range Places(m.size) {
+		blocks[place] = m.Encode(place)
+	}
+	return blocks
+}
+
+// Decode decodes the mark in a block, if it is one.
+func Decode(block []byte) (m Mark, place int64, ok bool) {
+	var r record
+	if len(block) != Size || string(block[:len(magic)]) != magic {
+		return Mark{}, 0, false
 	}
 	if _, err := binary.Decode(block, binary.LittleEndian, &r); err != nil {
-		return mark{}, 0, false
+		return Mark{}, 0, false
 	}
-	m = mark{
+	m = Mark{
 		volume: string(bytes.TrimRight(r.Volume[:], "\x00")),
 		fsType: string(bytes.TrimRight(r.FSType[:], "\x00")),
 		size:   r.Size,
 		nonce:  r.Nonce,
 	}
 	// Encoding it again checks the sum and that nothing else is in the block.
-	return m, r.Place, bytes.Equal(m.encode(r.Place), block)
+	return m, r.Place, bytes.Equal(m.Encode(r.Place), block)
 }
 
-// markPlaces returns the offsets of the mark on a device of that size; none if it is below
+// Places returns the offsets of the mark on a device of that size; none if it is below
 // 1 MiB, where mkfs leaves no room.
 //
 // They were found by recording every write of mke2fs 1.47 (eleven sets of features
@@ -133,14 +148,14 @@ func decodeMark(block []byte) (m mark, place int64, ok bool) {
 //     the places, and what is wiped at the end is behind them.
 //
 // TestMarkSurvivesMkfs repeats it with the installed programs.
-func markPlaces(size int64) []int64 {
+func Places(size int64) []int64 {
 	const mib = int64(1) << 20
 	var places []int64
 	switch {
 	case size < mib:
 	case size < 32*mib:
 		for _, k := range []int64{95, 99} {
-			places = append(places, size/128*k&^(markSize-1))
+			places = append(places, size/128*k&^(Size-1))
 		}
 	default:
 		var upper int64
@@ -154,50 +169,59 @@ func markPlaces(size int64) []int64 {
 	return places
 }
 
-// A markSearch is what was found in the places of a mark.
-type markSearch struct {
-	places  []int64
-	ours    map[int64][]byte // marks of this volume and size, by place
+// A Search is what was found in the places of a mark.
+type Search struct {
+	Places  []int64
+	Ours    map[int64][]byte // marks of this volume and size, by place
 	fsTypes map[string]bool  // of ours
 
-	// foreign describes one of the places that holds neither zeros nor our mark.
-	foreign string
-	another bool // one of the places has the mark of another volume or of another size
+	// Foreign describes one of the places that holds neither zeros nor our mark.
+	Foreign string
+	Another bool // one of the places has the mark of another volume or of another size
 }
 
-// searchMark reads the places of a volume's mark on the device behind r.
-func searchMark(r io.ReaderAt, volumeID string, size int64) (markSearch, error) {
-	s := markSearch{places: markPlaces(size), ours: make(map[int64][]byte), fsTypes: make(map[string]bool)}
-	for _, place := range s.places {
-		block := make([]byte, markSize)
+// Find reads the places of a volume's mark on the device behind r.
+func Find(r io.ReaderAt, volumeID string, size int64) (Search, error) {
+	s := Search{Places: Places(size), Ours: make(map[int64][]byte), fsTypes: make(map[string]bool)}
+	for _, place := range s.Places {
+		block := make([]byte, Size)
 		if _, err := r.ReadAt(block, place); err != nil {
-			return s, fmt.Errorf("%w: %d bytes at %d: %w", probe.ErrUnreadable, markSize, place, err)
+			return s, fmt.Errorf("%w: %d bytes at %d: %w", probe.ErrUnreadable, Size, place, err)
 		}
-		m, at, ok := decodeMark(block)
+		m, at, ok := Decode(block)
 		switch {
-		case ok && at == place && m.size == size && m.volume == markVolume(volumeID):
-			s.ours[place] = block
+		case ok && at == place && m.size == size && m.volume == volumeText(volumeID):
+			s.Ours[place] = block
 			s.fsTypes[m.fsType] = true
 		case ok:
-			s.another = true
-			s.foreign = fmt.Sprintf("the csikit mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
-		case !bytes.Equal(block, make([]byte, markSize)) && s.foreign == "":
-			s.foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)
+			s.Another = true
+			s.Foreign = fmt.Sprintf("the csikit mark of an interrupted mkfs.%s for volume %q on a device of %d bytes", m.fsType, m.volume, m.size)
+		case !bytes.Equal(block, make([]byte, Size)) && s.Foreign == "":
+			s.Foreign = fmt.Sprintf("data of an unknown kind (at byte %d)", place)
 		}
 	}
 	return s, nil
 }
 
-// whole reports whether the mark is intact, for a file system of this type.
-func (s markSearch) whole(fsType string) bool {
-	return len(s.places) > 0 && len(s.ours) == len(s.places) && len(s.fsTypes) == 1 && s.fsTypes[fsType]
+// Zeros returns the zeros that clear the mark.
+func (s Search) Zeros() map[int64][]byte {
+	zeros := make(map[int64][]byte)
+	for place := range s.Ours {
+		zeros[place] = make([]byte, Size)
+	}
+	return zeros
 }
 
-// interrupted reports whether the device holds what an interrupted mkfs of this type
+// Whole reports whether the mark is intact, for a file system of this type.
+func (s Search) Whole(fsType string) bool {
+	return len(s.Places) > 0 && len(s.Ours) == len(s.Places) && len(s.fsTypes) == 1 && s.fsTypes[fsType]
+}
+
+// Interrupted reports whether the device holds what an interrupted mkfs of this type
 // left. The mark records that it was blank before; anything that mkfs does not write was
 // written later, and is data.
-func (s markSearch) interrupted(found probe.Result, fsType string) bool {
-	if !s.whole(fsType) {
+func (s Search) Interrupted(found probe.Result, fsType string) bool {
+	if !s.Whole(fsType) {
 		return false
 	}
 	switch found.Kind {
@@ -209,18 +233,18 @@ func (s markSearch) interrupted(found probe.Result, fsType string) bool {
 	return false
 }
 
-// checkAttempt checks that what was found was written by the attempt that wrote m.
-func (s markSearch) checkAttempt(m mark) error {
-	for place, block := range s.ours {
-		if !bytes.Equal(block, m.encode(place)) {
+// CheckAttempt checks that what was found was written by the attempt that wrote m.
+func (s Search) CheckAttempt(m Mark) error {
+	for place, block := range s.Ours {
+		if !bytes.Equal(block, m.Encode(place)) {
 			return errors.New("another node formats the device concurrently: attach it to one node only")
 		}
 	}
 	return nil
 }
 
-// masked returns the device with zeros in place of our mark.
-func (s markSearch) masked(r io.ReaderAt) io.ReaderAt { return unmarked{r, s.ours} }
+// Masked returns the device with zeros in place of our mark.
+func (s Search) Masked(r io.ReaderAt) io.ReaderAt { return unmarked{r, s.Ours} }
 
 type unmarked struct {
 	io.ReaderAt
@@ -230,7 +254,7 @@ type unmarked struct {
 func (u unmarked) ReadAt(p []byte, off int64) (int, error) {
 	n, err := u.ReaderAt.ReadAt(p, off)
 	for place := range u.ours {
-		from, to := max(place-off, 0), min(place+markSize-off, int64(n))
+		from, to := max(place-off, 0), min(place+Size-off, int64(n))
 		if from < to {
 			clear(p[from:to])
 		}

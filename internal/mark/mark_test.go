@@ -1,4 +1,4 @@
-package nodeops
+package mark
 
 import (
 	"bytes"
@@ -14,13 +14,13 @@ func TestMarkRoundTrip(t *testing.T) {
 	ids := []string{"", "v", strings.Repeat("x", 128), strings.Repeat("x", 129), strings.Repeat("x", 130), "a", "a\x00", "a\x00b", "ü \n"}
 	seen := map[string]string{}
 	for _, id := range ids {
-		m := newMark(id, "ext4", 1<<40)
-		block := m.encode(4096)
-		got, place, ok := decodeMark(block)
-		if !ok || got != m || place != 4096 || len(block) != markSize {
+		m := New(id, "ext4", 1<<40)
+		block := m.Encode(4096)
+		got, place, ok := Decode(block)
+		if !ok || got != m || place != 4096 || len(block) != Size {
 			t.Errorf("%q: %+v at %d, %v; want %+v", id, got, place, ok, m)
 		}
-		if !bytes.Equal(block[512:], make([]byte, markSize-512)) {
+		if !bytes.Equal(block[512:], make([]byte, Size-512)) {
 			t.Errorf("%q: the mark does not fit into 512 bytes", id)
 		}
 		if other, taken := seen[got.volume]; taken {
@@ -28,22 +28,22 @@ func TestMarkRoundTrip(t *testing.T) {
 		}
 		seen[got.volume] = id
 	}
-	if a, b := newMark("v", "xfs", 1), newMark("v", "xfs", 1); a == b {
+	if a, b := New("v", "xfs", 1), New("v", "xfs", 1); a == b {
 		t.Error("two attempts have the same mark")
 	}
 }
 
 func TestMarkDamaged(t *testing.T) {
-	block := newMark("v", "ext4", 1<<30).encode(4096)
+	block := New("v", "ext4", 1<<30).Encode(4096)
 	for i := range block {
 		block[i] ^= 0x10
-		if _, _, ok := decodeMark(block); ok {
+		if _, _, ok := Decode(block); ok {
 			t.Errorf("byte %d may be anything", i)
 		}
 		block[i] ^= 0x10
 	}
 	for _, b := range [][]byte{nil, block[:512], append(slices.Clone(block), 0)} {
-		if _, _, ok := decodeMark(b); ok {
+		if _, _, ok := Decode(b); ok {
 			t.Errorf("a block of %d bytes is decoded as a mark", len(b))
 		}
 	}
@@ -52,8 +52,8 @@ func TestMarkDamaged(t *testing.T) {
 // Another version of this package, on another node, must find the mark and read it.
 func TestMarkFormat(t *testing.T) {
 	const mib = int64(1) << 20
-	m := mark{volume: "pvc-1", fsType: "xfs", size: 10 << 30, nonce: [16]byte{1, 2, 3}}
-	sum := sha256.Sum256(m.encode(42 << 20))
+	m := Mark{volume: "pvc-1", fsType: "xfs", size: 10 << 30, nonce: [16]byte{1, 2, 3}}
+	sum := sha256.Sum256(m.Encode(42 << 20))
 	if got := hex.EncodeToString(sum[:]); got != "f0095504557aad3a9296384beea2ca117f33ecb3c7ece1878c5fc18f2695b8c6" {
 		t.Errorf("the mark has another form: %s", got)
 	}
@@ -68,7 +68,7 @@ func TestMarkFormat(t *testing.T) {
 		100 << 30:    "[31111249920 83053510656]",
 		1 << 40:      "[317900980224 850476924928]",
 	} {
-		if got := fmt.Sprint(markPlaces(size)); got != want {
+		if got := fmt.Sprint(Places(size)); got != want {
 			t.Errorf("%d: %s, want %s", size, got, want)
 		}
 	}
@@ -77,12 +77,12 @@ func TestMarkFormat(t *testing.T) {
 func TestMarkPlaces(t *testing.T) {
 	const mib = int64(1) << 20
 	for size := mib; size < 1<<46; size += size/257 + 512 {
-		places := markPlaces(size)
+		places := Places(size)
 		if len(places) != 2 {
 			t.Fatalf("%d: %v", size, places)
 		}
 		for i, place := range places {
-			if place%markSize != 0 || place < size/4 || place+markSize > size-64<<10 || i > 0 && place < places[i-1]+markSize {
+			if place%Size != 0 || place < size/4 || place+Size > size-64<<10 || i > 0 && place < places[i-1]+Size {
 				t.Fatalf("a device of %d bytes has a mark at %v", size, places)
 			}
 		}
@@ -97,9 +97,9 @@ func (d image) ReadAt(p []byte, off int64) (int, error) { return bytes.NewReader
 func TestSearchMark(t *testing.T) {
 	const mib = int64(1) << 20
 	const size = 2 * mib
-	places := markPlaces(size)
-	ours, other := newMark("v", "ext4", size), newMark("w", "ext4", size)
-	xfs, large := newMark("v", "xfs", size), newMark("v", "ext4", size+512)
+	places := Places(size)
+	ours, other := New("v", "ext4", size), New("w", "ext4", size)
+	xfs, large := New("v", "xfs", size), New("v", "ext4", size+512)
 	tests := []struct {
 		name          string
 		first, second []byte
@@ -108,57 +108,57 @@ func TestSearchMark(t *testing.T) {
 		foreign       string
 	}{
 		{"none", nil, nil, 0, false, ""},
-		{"whole", ours.encode(places[0]), ours.encode(places[1]), 2, true, ""},
-		{"of two attempts", ours.encode(places[0]), newMark("v", "ext4", size).encode(places[1]), 2, true, ""},
-		{"half", nil, ours.encode(places[1]), 1, false, ""},
-		{"half, and data", []byte("precious"), ours.encode(places[1]), 1, false, "unknown kind"},
-		{"of two types", ours.encode(places[0]), xfs.encode(places[1]), 2, false, ""},
-		{"of another type", xfs.encode(places[0]), xfs.encode(places[1]), 2, false, ""},
-		{"of another volume", other.encode(places[0]), other.encode(places[1]), 0, false, `volume "w"`},
-		{"of another size", large.encode(places[0]), large.encode(places[1]), 0, false, "2097664 bytes"},
-		{"in the wrong place", ours.encode(places[1]), ours.encode(places[0]), 0, false, "mkfs.ext4"},
-		{"truncated", ours.encode(places[0])[:200], ours.encode(places[1]), 1, false, "unknown kind"},
+		{"whole", ours.Encode(places[0]), ours.Encode(places[1]), 2, true, ""},
+		{"of two attempts", ours.Encode(places[0]), New("v", "ext4", size).Encode(places[1]), 2, true, ""},
+		{"half", nil, ours.Encode(places[1]), 1, false, ""},
+		{"half, and data", []byte("precious"), ours.Encode(places[1]), 1, false, "unknown kind"},
+		{"of two types", ours.Encode(places[0]), xfs.Encode(places[1]), 2, false, ""},
+		{"of another type", xfs.Encode(places[0]), xfs.Encode(places[1]), 2, false, ""},
+		{"of another volume", other.Encode(places[0]), other.Encode(places[1]), 0, false, `volume "w"`},
+		{"of another size", large.Encode(places[0]), large.Encode(places[1]), 0, false, "2097664 bytes"},
+		{"in the wrong place", ours.Encode(places[1]), ours.Encode(places[0]), 0, false, "mkfs.ext4"},
+		{"truncated", ours.Encode(places[0])[:200], ours.Encode(places[1]), 1, false, "unknown kind"},
 	}
 	for _, test := range tests {
 		dev := make(image, size)
 		copy(dev[places[0]:], test.first)
 		copy(dev[places[1]:], test.second)
-		s, err := searchMark(dev, "v", size)
-		if err != nil || len(s.ours) != test.ours || s.whole("ext4") != test.whole || !strings.Contains(s.foreign, test.foreign) || (s.foreign == "") != (test.foreign == "") {
-			t.Errorf("%s: %d ours, whole %v, foreign %q, %v", test.name, len(s.ours), s.whole("ext4"), s.foreign, err)
+		s, err := Find(dev, "v", size)
+		if err != nil || len(s.Ours) != test.ours || s.Whole("ext4") != test.whole || !strings.Contains(s.Foreign, test.foreign) || (s.Foreign == "") != (test.foreign == "") {
+			t.Errorf("%s: %d ours, whole %v, foreign %q, %v", test.name, len(s.Ours), s.Whole("ext4"), s.Foreign, err)
 		}
 		// With our mark masked, the rest is unchanged for any read.
-		for _, n := range []int64{1000, markSize, 3 * markSize, size} {
+		for _, n := range []int64{1000, Size, 3 * Size, size} {
 			for off := int64(0); off < size; off += n {
 				p := make([]byte, min(n, size-off))
 				want := slices.Clone(dev[off:][:len(p)])
-				for place := range s.ours {
+				for place := range s.Ours {
 					for i := range want {
-						if at := off + int64(i); at >= place && at < place+markSize {
+						if at := off + int64(i); at >= place && at < place+Size {
 							want[i] = 0
 						}
 					}
 				}
-				if got, err := s.masked(dev).ReadAt(p, off); err != nil || got != len(p) || !bytes.Equal(p, want) {
+				if got, err := s.Masked(dev).ReadAt(p, off); err != nil || got != len(p) || !bytes.Equal(p, want) {
 					t.Fatalf("%s: %d bytes at %d read without the mark: %d, %v", test.name, n, off, got, err)
 				}
 			}
 		}
 	}
-	if _, err := searchMark(make(image, places[1]), "v", size); err == nil {
+	if _, err := Find(make(image, places[1]), "v", size); err == nil {
 		t.Error("a place that cannot be read is no error")
 	}
 	tiny := make(image, mib/2)
-	if s, err := searchMark(tiny, "v", mib/2); err != nil || s.whole("ext4") {
+	if s, err := Find(tiny, "v", mib/2); err != nil || s.Whole("ext4") {
 		t.Errorf("a device without places: %+v, %v", s, err)
 	}
 }
 
 func FuzzDecodeMark(f *testing.F) {
-	f.Add(newMark("v", "ext4", 1).encode(2))
-	f.Add([]byte(markMagic))
+	f.Add(New("v", "ext4", 1).Encode(2))
+	f.Add([]byte(magic))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, place, ok := decodeMark(b); ok && !bytes.Equal(m.encode(place), b) {
+		if m, place, ok := Decode(b); ok && !bytes.Equal(m.Encode(place), b) {
 			t.Errorf("%+v at %d", m, place)
 		}
 	})
