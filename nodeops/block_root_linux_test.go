@@ -1,6 +1,7 @@
 package nodeops
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/csikit/csikit/csierr"
+	"github.com/csikit/csikit/csitest/crash"
+	"github.com/csikit/csikit/csitest/gate"
 	"golang.org/x/sys/unix"
 )
 
@@ -77,4 +80,47 @@ func TestBlockNodeThatCannotBeRead(t *testing.T) {
 	unmount()
 	ok(t, f.node.Released(t.Context(), Device{Path: f.dev.Path}))
 	ok(t, f.stage(f.stageRequest("ext4")))
+}
+
+func init() { roles = append(roles, gate.WithRole("publish block", publishBlockRole)) }
+
+// publishBlockRole is a driver that publishes one device read-only: device, target.
+func publishBlockRole() {
+	n, err := New(Config{DeviceWait: -1})
+	if err == nil {
+		err = n.PublishBlock(context.Background(), PublishBlockRequest{
+			VolumeID: "v", Device: Device{Path: os.Args[1]}, TargetPath: os.Args[2], ReadOnly: true,
+		})
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// A driver that is killed while it publishes a device read-only leaves no flag that the next
+// unpublish does not clear: the next volume on a loop device could not be written.
+func TestBlockKilledAtEveryCall(t *testing.T) {
+	f := newFixture(t, 8*mib)
+	last := 1
+	for n := 0; n <= last; n++ {
+		p, err := crash.Start(gate.RoleCommand(t.Context(), "publish block", f.dev.Path, f.target("p")))
+		ok(t, err)
+		p.Arm(n)
+		err = p.Wait()
+		if n == 0 {
+			ok(t, err)
+			last = len(p.Calls())
+			if !f.refusesWrites() {
+				t.Fatal("published read-only, and writable")
+			}
+		}
+		ok(t, f.unpublish("p"))
+		if f.refusesWrites() {
+			t.Errorf("killed at %v: the device keeps refusing writes", p.Calls()[len(p.Calls())-1])
+		}
+	}
+	if last < 3 {
+		t.Errorf("only %d calls", last)
+	}
 }

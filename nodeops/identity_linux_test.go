@@ -20,6 +20,7 @@ func sysfsTree(t *testing.T, files map[string]string) (dir func(string) sysfsDir
 	return func(name string) sysfsDir { return sysfsDir(filepath.Join(root, name)) }
 }
 
+// kubernetes-sigs/aws-ebs-csi-driver#1224: a link in /dev/disk/by-id pointed to another disk.
 func TestIdentity(t *testing.T) {
 	dir := sysfsTree(t, map[string]string{
 		"virtio0/vda/serial":           "vol-1",
@@ -61,7 +62,7 @@ func TestIdentity(t *testing.T) {
 		{"sda", Device{Serial: "2000", WWID: "naa.1"}, ""},
 		{"sda", Device{Serial: "200"}, `has serial "2000"`},
 		{"sda/sda1", Device{Serial: "2000", WWID: "naa.1", Partition: 1}, ""},
-		{"sdb", Device{Serial: "2000"}, "not a page 0x80"}, // it is cut off
+		{"sdb", Device{Serial: "2000"}, "not a page 0x80"}, // truncated
 		{"sdc", Device{Serial: "200"}, "not a page 0x80"},
 		{"sdd", Device{Serial: "200"}, "not a page 0x80"},
 		{"loop0", Device{Serial: "1"}, "serial cannot be read"},

@@ -168,7 +168,7 @@ type Device struct {
 	// Check returns an error if this is not the device of the volume. It gets the device's
 	// directory in sysfs, such as /sys/devices/…/block/sda/sda1, and must not block. nil
 	// checks nothing.
-	Check func(sysfsDir string) error
+	Check func(sysfsDir string) error `json:"-"`
 }
 
 // InFlight lists the operations in flight, oldest first, by path. One that is minutes old

@@ -45,7 +45,7 @@ func (n *Node) prepareFilesystem(ctx context.Context, r StageFilesystemRequest, 
 		case r.MustHoldData:
 			return faultf(csierr.Precondition, "%s is blank or its mkfs was interrupted, but the volume is a copy of data: check that it is the right device, and that the copy succeeded", dev.path)
 		case readOnly:
-			return faultf(csierr.Precondition, "%s was not formatted or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
+			return faultf(csierr.Precondition, "%s is blank, was never used, or its mkfs was interrupted, and a read-only volume is not formatted: stage the volume read-write once", dev.path)
 		}
 		return n.format(ctx, r, dev, found, release)
 	}

@@ -138,33 +138,46 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 		if len(diff) > 0 {
 			return conflict("another volume or another configuration is published at the target path", diff)
 		}
-		return n.setAccess(dev, r.ReadOnly, others) // it may have been changed since
+		change, err := n.mustChangeAccess(dev, r.ReadOnly, others)
+		if err != nil || !change {
+			return err
+		}
+		return dev.setReadOnly(r.ReadOnly) // another process has changed it, or a call was interrupted
 	}
 	if r.Exclusive && len(others) > 0 {
 		return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
+	}
+	change, err := n.mustChangeAccess(dev, r.ReadOnly, others)
+	if err != nil {
+		return err
 	}
 	undo, err := makeFile(target)
 	if err != nil {
 		return err
 	}
-	err = n.setAccess(dev, r.ReadOnly, others)
-	if err == nil {
-		err = n.bind(ctx, dev.path, target, attr, func(tree *mountapi.Tree) error {
-			root, err := tree.Root()
-			if err != nil {
-				return err
-			}
-			if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
-				return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
-			}
-			return nil
-		})
-	}
-	if err != nil {
-		undo()
-		if r.ReadOnly && len(others) == 0 {
-			err = errors.Join(err, dev.setReadOnly(false))
+	if err := n.bind(ctx, dev.path, target, attr, func(tree *mountapi.Tree) error {
+		root, err := tree.Root()
+		if err != nil {
+			return err
 		}
+		if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
+			return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
+		}
+		return nil
+	}); err != nil {
+		undo()
+		return err
+	}
+	if !change {
+		return nil
+	}
+	// Only now: the flag outlives this process, and the publication is what leads Unpublish to
+	// it. No pod opens the device before this call has succeeded.
+	if err := dev.setReadOnly(r.ReadOnly); err != nil {
+		if left := n.unmountTop(ctx, target); left != nil {
+			return &fault{kind: csierr.Uncertain, err: errors.Join(err, left)}
+		}
+		undo()
 		return err
 	}
 	return nil
@@ -190,28 +203,28 @@ func compareNode(on []mountapi.Mount, dev *device, readOnly bool) ([]Difference,
 	return diff, nil
 }
 
-// setAccess makes the device refuse or accept writes, if it does not yet, unless another
-// publication needs the contrary. Mount flags are not sufficient: kubelet bind-mounts a
-// publication again, and its copy is read-write, which has no effect while the device
-// refuses writes.
-func (n *Node) setAccess(dev *device, readOnly bool, others []mountapi.Mount) error {
+// mustChangeAccess reports whether the device has to be made to refuse or accept writes; it
+// is an error if another publication needs the contrary. Mount flags are not sufficient:
+// kubelet bind-mounts a publication again, and its copy is read-write, which has no effect
+// while the device refuses writes.
+func (n *Node) mustChangeAccess(dev *device, readOnly bool, others []mountapi.Mount) (bool, error) {
 	if n.deviceCgroup {
 		if readOnly {
-			return nil
+			return false, nil
 		}
 		others = nil // read-only ones do not depend on the device
 	}
 	now, err := dev.readOnly()
 	if err != nil || now == readOnly {
-		return err
+		return false, err
 	}
 	for _, o := range others {
 		if o.ReadOnly() != readOnly {
-			return faultf(csierr.Precondition, "the device is published %s at %s: a block device cannot be both read-only and read-write",
+			return false, faultf(csierr.Precondition, "the device is published %s at %s: a block device cannot be both read-only and read-write",
 				access(o.ReadOnly()), o.MountPoint)
 		}
 	}
-	return dev.setReadOnly(readOnly)
+	return true, nil
 }
 
 // makeDirectory creates the target; undo removes it if this call created it.
