@@ -98,6 +98,7 @@ func TestLeaks(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("it takes /proc")
 	}
+	t.Parallel()
 	for _, defect := range []string{"none", "pool", "leak"} {
 		socket := filepath.Join(socketDir(t), "csi.sock")
 		report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {

@@ -42,9 +42,13 @@ func TestEveryRuleHasADefect(t *testing.T) {
 
 // The reference driver keeps all the rules.
 func TestReference(t *testing.T) {
-	t.Run("answers", func(t *testing.T) { checkDefect(t, defect{}) })
+	t.Run("answers", func(t *testing.T) {
+		t.Parallel()
+		checkDefect(t, defect{})
+	})
 	t.Run("mounts", func(t *testing.T) {
 		gate.UserNS(t)
+		t.Parallel()
 		checkDefect(t, defect{kernel: true})
 	})
 }
