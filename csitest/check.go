@@ -77,14 +77,11 @@ func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule)
 		return nil, err
 	}
 	defer func() { r.report.ExitStates = r.close() }()
-	if err := r.connect(ctx); err != nil {
-		return nil, err
-	}
-	if err := r.discover(ctx); err != nil {
-		return nil, err
-	}
-	if err := r.refuseForeign(ctx); err != nil {
-		return nil, err
+	for _, begin := range []func(context.Context) error{r.connect, r.discover, r.refuseForeign} {
+		if err := begin(ctx); err != nil {
+			r.removeDir() // nothing is in it yet
+			return nil, err
+		}
 	}
 	for i, rule := range selected {
 		r.progress(i, len(selected), rule, nil)

@@ -22,6 +22,7 @@ import (
 func TestFailedStage(t *testing.T) {
 	gate.Root(t)
 	gate.Tools(t, "losetup", "mkfs.ext4")
+	t.Parallel()
 	for _, leaks := range []bool{false, true} {
 		d := &loopDriver{dir: t.TempDir(), leaks: leaks, loops: map[string]string{}}
 		t.Cleanup(d.detachAll)

@@ -47,6 +47,20 @@ func TestDriverThatDies(t *testing.T) {
 	}
 }
 
+// Of a driver that does not start, no directory is left.
+func TestDriverThatDoesNotStart(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Check(t.Context(), Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), Start: func() *exec.Cmd {
+		return gate.RoleCommand(t.Context(), "reference", filepath.Join(dir, "missing", "csi.sock"))
+	}}, Config{Dir: dir})
+	if err == nil {
+		t.Error("it was checked")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
 // A driver of two processes is killed and started as a whole.
 func TestTwoProcesses(t *testing.T) {
 	dir := socketDir(t)
@@ -84,6 +98,7 @@ func TestLeaks(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("it takes /proc")
 	}
+	t.Parallel()
 	for _, defect := range []string{"none", "pool", "leak"} {
 		socket := filepath.Join(socketDir(t), "csi.sock")
 		report, err := Check(t.Context(), Target{Endpoint: "unix://" + socket, Start: func() *exec.Cmd {

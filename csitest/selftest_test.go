@@ -42,9 +42,13 @@ func TestEveryRuleHasADefect(t *testing.T) {
 
 // The reference driver keeps all the rules.
 func TestReference(t *testing.T) {
-	t.Run("answers", func(t *testing.T) { checkDefect(t, defect{}) })
+	t.Run("answers", func(t *testing.T) {
+		t.Parallel()
+		checkDefect(t, defect{})
+	})
 	t.Run("mounts", func(t *testing.T) {
 		gate.UserNS(t)
+		t.Parallel()
 		checkDefect(t, defect{kernel: true})
 	})
 }
@@ -226,7 +230,7 @@ func checkDefect(t *testing.T, d defect) {
 			t.Errorf("%s is broken: %s", x.Rule.ID, x.Reason)
 		case failed && want[x.Rule.ID] == "" && d.mayAlso[x.Rule.ID] == "":
 			t.Errorf("%s failed for no reason:\n%v", x.Rule.ID, x.Failures)
-		case !failed && want[x.Rule.ID] != "":
+		case !failed && want[x.Rule.ID] != "" && (x.Rule.ID == d.breaks || !interrupts(x.Rule.ID)):
 			t.Errorf("%s did not fail, but %s: %s", x.Rule.ID, x.Outcome, x.Reason)
 		}
 	}
@@ -240,6 +244,12 @@ func checkDefect(t *testing.T, d defect) {
 	if left := report.NotCleaned; len(left) > 0 && d.leaves == "" {
 		t.Errorf("not cleaned:\n%s", strings.Join(left, "\n"))
 	}
+}
+
+// interrupts reports whether a rule gives up calls some milliseconds after they began. On a busy
+// machine none of them reaches the driver: another defect may not show then.
+func interrupts(id string) bool {
+	return strings.HasSuffix(id, "after-cancel") || strings.HasSuffix(id, "after-deadline")
 }
 
 func needsOf(r Rule, any ...Need) bool {

@@ -30,14 +30,21 @@ var sentences = sync.OnceValue(func() (all []Sentence) {
 	return all
 })
 
+var lowerSentences = sync.OnceValue(func() (all []string) {
+	for _, s := range Sentences() {
+		all = append(all, strings.ToLower(s.Key+" "+s.Text))
+	}
+	return all
+})
+
 // rulesOfSentences are the IDs of the rules that check a sentence with that text in its key or
 // its words, in any case.
 func rulesOfSentences(text string) map[string]bool {
 	ids := map[string]bool{}
 	text = strings.ToLower(text)
-	for _, s := range Sentences() {
-		if strings.Contains(strings.ToLower(s.Key+" "+s.Text), text) {
-			for _, id := range s.Rules {
+	for i, words := range lowerSentences() {
+		if strings.Contains(words, text) {
+			for _, id := range Sentences()[i].Rules {
 				ids[id] = true
 			}
 		}
