@@ -101,6 +101,7 @@ type image struct {
 	layers     []string
 	user       string
 	entrypoint []string
+	command    []string
 }
 
 // add writes an image.
@@ -128,7 +129,7 @@ func (a *archive) add(i image) error {
 	config, err := a.json(configType, map[string]any{
 		"architecture": on.Architecture, "os": on.OS,
 		"config": map[string]any{
-			"User": i.user, "Entrypoint": i.entrypoint,
+			"User": i.user, "Entrypoint": i.entrypoint, "Cmd": i.command,
 			"Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": digests},

@@ -71,8 +71,8 @@ func (s sidecar) image(m modFile) string {
 }
 
 // makeImages writes an archive with the images of everything that the manifests name, and
-// returns their names.
-func makeImages(ctx context.Context, cache, dir, output, programs string) (map[string]bool, error) {
+// returns their names. withSuite adds those of the suite.
+func makeImages(ctx context.Context, cache, dir, output, programs string, withSuite bool) (map[string]bool, error) {
 	say("making the images")
 	a, err := createArchive(output)
 	if err != nil {
@@ -126,9 +126,19 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 			links["bin/"+applet] = "busybox"
 		}
 	}
-	if err := add(busyboxImage, "busybox", map[string]string{"bin/busybox": busybox}, links, image{entrypoint: []string{"sh"}}); err != nil {
+	// What images are made on top of: those of Debian by the target that they are of.
+	bases := map[string]string{"busybox": filepath.Join(dir, "busybox.base")}
+	if err := layerOf(bases["busybox"], map[string]string{"bin/busybox": busybox}, links); err != nil {
 		return nil, err
 	}
+	if err := a.add(image{name: busyboxImage, layers: []string{bases["busybox"]}, entrypoint: []string{"sh"}}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		for _, base := range bases {
+			os.Remove(base)
+		}
+	}()
 
 	for driver, targets := range drivers {
 		source := filepath.Join("../../examples", driver)
@@ -150,15 +160,30 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 				if err != nil {
 					return nil, err
 				}
-				base := filepath.Join(dir, s.name+".base")
-				if err := layerOfDir(ctx, base, root, s.removed); err != nil {
+				bases[s.name] = filepath.Join(dir, s.name+".base")
+				if err := layerOfDir(ctx, bases[s.name], root, s.removed); err != nil {
 					return nil, err
 				}
-				defer os.Remove(base)
-				i.layers = append(i.layers, base)
+				i.layers = append(i.layers, bases[s.name])
 			}
 			err := add(driverImage(driver, s.name), driver+"-"+s.name, map[string]string{s.binary: binary}, nil, i)
 			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	if withSuite {
+		agnhost, err := exec.LookPath("agnhost")
+		if err != nil {
+			return nil, err
+		}
+		for name, base := range suiteImages {
+			i := image{layers: []string{bases[base]}}
+			files := map[string]string{}
+			if strings.Contains(name, "/agnhost:") {
+				i.entrypoint, i.command, files["agnhost"] = []string{"/agnhost"}, []string{"pause"}, agnhost
+			}
+			if err := add(name, "suite", files, nil, i); err != nil {
 				return nil, err
 			}
 		}
