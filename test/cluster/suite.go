@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +55,7 @@ var (
 		`\((default fs|ext4)\).*(edited while pod is using it|expansion of pvcs created for ephemeral)`,
 		"this machine has no CAP_SYS_RESOURCE, without which Linux grows no ext4 in use; the xfs of the other class is",
 	}
-	// knownFailures are mistakes of the suite.
+	// knownFailures are tests whose mistakes testdata/suite/policies.yaml cannot correct.
 	knownFailures = []exception{}
 )
 
@@ -99,6 +100,9 @@ func (x suiteRun) run(s *space) error {
 	if err := os.WriteFile(claims, []byte(strings.ReplaceAll(string(text), "blockdriver-ext4", "blockdriver-"+x.fstype)), 0o644); err != nil {
 		return err
 	}
+	if err := s.correctSuite(); err != nil {
+		return err
+	}
 	args := []string{"--procs=8", "--no-color", "--silence-skips", "--timeout=3h", "--output-dir=" + dir, "--json-report=report.json", "--focus=" + focus}
 	for _, e := range skipped {
 		args = append(args, "--skip="+e.test)
@@ -137,7 +141,38 @@ func (x suiteRun) run(s *space) error {
 	if len(t.passed) == 0 {
 		return errors.Join(ran, errors.New("no test passed"))
 	}
-	return t.unexpected
+	_, err = s.kubectl("delete", "-f", suitePolicies)
+	return errors.Join(t.unexpected, err)
+}
+
+const suitePolicies = "testdata/suite/policies.yaml"
+
+// correctSuite creates the admission policies, and waits until they apply.
+func (s *space) correctSuite() error {
+	if _, err := s.kubectl("apply", "-f", suitePolicies); err != nil {
+		return err
+	}
+	return s.poll(s.ctx, time.Minute, suitePolicies, func() error {
+		class, err := s.kubectlStdin(s.ctx, `apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshotClass
+metadata: {name: suite}
+driver: example.com
+deletionPolicy: Delete
+parameters: {deletionPolicy: Delete}
+`, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.parameters}")
+		if err != nil {
+			return err
+		}
+		size, err := s.kubectlStdin(s.ctx, claim("suite", "", "1Mi", from("snapshot.storage.k8s.io", "VolumeSnapshot", "none")),
+			"-n", s.name, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.spec.resources.requests.storage}")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(class, "deletionPolicy") || size != "16Mi" {
+			return fmt.Errorf("a class has %s, a claim %s", class, size)
+		}
+		return nil
+	})
 }
 
 func hasCapability(c uintptr) bool {
