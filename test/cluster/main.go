@@ -41,7 +41,7 @@ by version and checksum; it takes about 15 minutes on two cores, once: they are 
   make test-cluster CLUSTER=-list            the scenarios
   make test-cluster CLUSTER="-run snapshot"  those that match
   make test-cluster CLUSTER=-suite           Kubernetes' own tests of storage drivers, which need
-                                             another 5 minutes to build, and 20 to run
+                                             another 5 minutes to build, and 12 to run
   make test-cluster CLUSTER=-shell           a shell beside the cluster, with blockdriver deployed
   make test-cluster CLUSTER=-build           build what is missing in the cache, and nothing else
 

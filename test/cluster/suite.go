@@ -207,7 +207,7 @@ func newSuiteTable(x suiteRun, focus string, specs []spec, skipped []exception) 
 		var on string
 		for _, text := range s.ContainerHierarchyTexts {
 			if m := pattern.FindStringSubmatch(text); m != nil {
-				on, key[0] = m[1], strings.TrimSpace(tags.ReplaceAllString(m[2], ""))
+				on, key[0] = strings.TrimSpace(m[1]), strings.TrimSpace(tags.ReplaceAllString(m[2], ""))
 			}
 		}
 		key[1] = tags.ReplaceAllString(s.LeafNodeText, "")
