@@ -20,6 +20,7 @@ type Image struct {
 	Layers       [][]byte
 	User         string
 	Entrypoint   []string
+	Command      []string // the default arguments of Entrypoint
 	SBOM         []byte // CycloneDX, JSON
 }
 
@@ -125,7 +126,7 @@ func (a *Archive) manifest(i Image) (Descriptor, error) {
 	config := encode(map[string]any{
 		"created": a.at.UTC().Format(time.RFC3339), "architecture": on.Architecture, "os": on.OS,
 		"config": map[string]any{
-			"User": i.User, "Entrypoint": i.Entrypoint,
+			"User": i.User, "Entrypoint": i.Entrypoint, "Cmd": i.Command,
 			"Env": []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": plain},

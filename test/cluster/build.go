@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
@@ -25,13 +26,19 @@ type buildModule struct {
 	// version is the module whose version the programs report, by a variable that its own
 	// release sets.
 	version string
+	// test is a directory with tests, which become a program of its name with ".test".
+	test string
 }
 
-var buildModules = []buildModule{
-	{name: "kubernetes", version: "k8s.io/kubernetes"},
-	{name: "sidecars"},
-	{name: "containerd", tags: "no_btrfs,no_devmapper,no_zfs,no_aufs"},
-}
+var (
+	buildModules = []buildModule{
+		{name: "kubernetes", version: "k8s.io/kubernetes"},
+		{name: "sidecars"},
+		{name: "containerd", tags: "no_btrfs,no_devmapper,no_zfs,no_aufs"},
+	}
+	helmModule  = buildModule{name: "helm"}
+	suiteModule = buildModule{name: "suite", version: "k8s.io/kubernetes", test: "testdata/suite"}
+)
 
 type modFile struct {
 	Require []struct{ Path, Version string }
@@ -56,10 +63,10 @@ func (m modFile) versionOf(path string) string {
 	return ""
 }
 
-// buildAll builds the programs of the cluster unless they are in the cache, and returns
-// the directories with them.
-func buildAll(ctx context.Context, cache string) (dirs []string, err error) {
-	for _, b := range buildModules {
+// buildAll builds the programs of modules unless they are in the cache, and returns the
+// directories with them.
+func buildAll(ctx context.Context, cache string, modules []buildModule) (dirs []string, err error) {
+	for _, b := range modules {
 		dir, err := b.build(ctx, cache)
 		if err != nil {
 			return nil, fmt.Errorf("build/%s.mod: %w", b.name, err)
@@ -85,8 +92,18 @@ func (b buildModule) build(ctx context.Context, cache string) (string, error) {
 
 	sum := sha256.New()
 	fmt.Fprintln(sum, runtime.Version(), runtime.GOARCH, args)
-	for _, suffix := range []string{".mod", ".sum"} {
-		text, err := os.ReadFile("build/" + b.name + suffix)
+	inputs := []string{"build/" + b.name + ".mod", "build/" + b.name + ".sum"}
+	programs := m.programs()
+	if b.test != "" {
+		sources, err := filepath.Glob(b.test + "/*.go")
+		if err != nil {
+			return "", err
+		}
+		inputs = append(inputs, sources...)
+		programs = append(programs, program{b.test, path.Base(b.test) + ".test"})
+	}
+	for _, name := range inputs {
+		text, err := os.ReadFile(name)
 		if err != nil {
 			return "", err
 		}
@@ -98,20 +115,24 @@ func (b buildModule) build(ctx context.Context, cache string) (string, error) {
 	}
 
 	start := time.Now()
-	say("building %s: %s", b.name, strings.Join(m.programs(), ", "))
+	say("building %s: %d programs", b.name, len(programs))
 	// Renamed when complete: an interrupted build is repeated, and Go's own cache makes that short.
 	unfinished, err := os.MkdirTemp(cache, "unfinished")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(unfinished)
-	for _, t := range m.Tool { // one at a time: two links of programs of this size need more than 4 GiB
-		cmd := exec.CommandContext(ctx, "go", append(args, "-o", filepath.Join(unfinished, programName(t.Path)), t.Path)...)
+	for _, p := range programs { // one at a time: two links of programs of this size need more than 4 GiB
+		command, pkg := args, p.pkg
+		if p.pkg == b.test {
+			command, pkg = slices.Concat([]string{"test", "-c", "-vet=off"}, args[1:]), "./"+p.pkg
+		}
+		cmd := exec.CommandContext(ctx, "go", slices.Concat(command, []string{"-o", filepath.Join(unfinished, p.name), pkg})...)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 		}
-		say("built %s after %.0f s", programName(t.Path), time.Since(start).Seconds())
+		say("built %s after %.0f s", p.name, time.Since(start).Seconds())
 	}
 	old, _ := filepath.Glob(filepath.Join(cache, b.name+"-*"))
 	for _, dir := range old {
@@ -123,19 +144,20 @@ func (b buildModule) build(ctx context.Context, cache string) (string, error) {
 	return dir, os.Rename(unfinished, dir)
 }
 
-func (m modFile) programs() (names []string) {
-	for _, t := range m.Tool {
-		names = append(names, programName(t.Path))
-	}
-	return names
-}
+// A program of a module, and the package that it is built from.
+type program struct{ pkg, name string }
 
-// programName is the last element of a package's path; etcd's is called server.
-func programName(pkg string) string {
-	if strings.HasPrefix(pkg, "go.etcd.io/etcd/server/") {
-		return "etcd"
+// programs returns those that a module lists as tools, named by the last element of the
+// package's path; etcd's is called server.
+func (m modFile) programs() (programs []program) {
+	for _, t := range m.Tool {
+		name := path.Base(t.Path)
+		if strings.HasPrefix(t.Path, "go.etcd.io/etcd/server/") {
+			name = "etcd"
+		}
+		programs = append(programs, program{t.Path, name})
 	}
-	return path.Base(pkg)
+	return programs
 }
 
 // buildOurs builds a program of this repository, from its module, into dir.

@@ -113,7 +113,7 @@ func detach(path string) error {
 
 // saveLogs copies the logs of a cluster.
 func saveLogs(dir, to string) {
-	script := `mkdir -p "$2" && cd "$1" && { ls *.log */*.log; find */var/log -type f; } 2>/dev/null | tar -cf - -T - | tar -xf - -C "$2"`
+	script := `mkdir -p "$2" && cd "$1" && { ls *.log */*.log */report.json; find */var/log -type f; } 2>/dev/null | tar -cf - -T - | tar -xf - -C "$2"`
 	if out, err := exec.Command("sh", "-c", script, "sh", dir, to).CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "cluster: logs: %v: %s\n", err, out)
 	}

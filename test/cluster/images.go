@@ -75,18 +75,18 @@ func (s sidecar) image(m modFile) string {
 }
 
 // makeImages writes an archive with the images of everything that the manifests name, and
-// returns their names.
-func makeImages(ctx context.Context, cache, dir, output, programs string) (map[string]bool, error) {
+// returns their names. withSuite adds those of the suite.
+func makeImages(ctx context.Context, cache, dir, output, programs string, withSuite bool) (map[string]bool, error) {
 	say("making the images")
 	now := time.Now()
 	a, err := images.Create(output, now)
 	if err != nil {
 		return nil, err
 	}
-	add := func(name string, files images.Tree, entrypoint string) error {
+	add := func(name string, files images.Tree, command ...string) error {
 		layer, err := files.Layer(now)
 		if err == nil {
-			_, err = a.Add(name, images.Image{Architecture: runtime.GOARCH, Layers: [][]byte{layer}, Entrypoint: []string{entrypoint}})
+			_, err = a.Add(name, images.Image{Architecture: runtime.GOARCH, Layers: [][]byte{layer}, Entrypoint: command[:1], Command: command[1:]})
 		}
 		return err
 	}
@@ -152,6 +152,11 @@ func makeImages(ctx context.Context, cache, dir, output, programs string) (map[s
 			if _, err := a.Add(i.Name+":dev", i); err != nil {
 				return nil, err
 			}
+		}
+	}
+	if withSuite {
+		if err := addSuite(ctx, cache, files, add); err != nil {
+			return nil, err
 		}
 	}
 	return imageNames(m), a.Close()

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,11 +28,54 @@ type scenario struct {
 	alone bool
 	// long: only with -long, or if -run matches it.
 	long bool
+	// suite: only with -suite or -long, and alone.
+	suite bool
+}
+
+// A selection says which scenarios are run.
+type selection struct {
+	Long, Suite bool
+	Run         string // a regular expression; with Suite, it is for the tests of the suite
+}
+
+func (s selection) has(x scenario) bool {
+	switch {
+	case s.Suite:
+		return x.suite
+	case s.Run != "":
+		return !x.suite && regexp.MustCompile(s.Run).MatchString(x.name)
+	}
+	return s.Long || !x.long && !x.suite
+}
+
+// withSuite: one of the chosen scenarios is Kubernetes' suite.
+func (s selection) withSuite() bool {
+	return slices.ContainsFunc(parts, func(p part) bool {
+		return slices.ContainsFunc(s.scenarios(p), func(x scenario) bool { return x.suite })
+	})
+}
+
+// withHelm: the chart is one of the chosen parts.
+func (s selection) withHelm() bool {
+	return slices.ContainsFunc(parts, func(p part) bool {
+		return path.Base(p.overlay) == "helm" && len(s.scenarios(p)) > 0
+	})
+}
+
+// scenarios returns those of a part.
+func (s selection) scenarios(p part) (chosen []scenario) {
+	for _, x := range p.scenarios {
+		if s.has(x) {
+			chosen = append(chosen, x)
+		}
+	}
+	return chosen
 }
 
 // A part is an overlay with its scenarios.
 type part struct {
 	overlay    string // below examples
+	readme     string // section of the driver's README.md whose first command deploys it
 	namespace  string // of the driver
 	components []string
 	nodes      []string
@@ -60,7 +104,10 @@ func list() {
 	for _, p := range parts {
 		for _, s := range p.scenarios {
 			long := ""
-			if s.long {
+			switch {
+			case s.suite:
+				long = " (-suite, -long)"
+			case s.long:
 				long = " (-long)"
 			}
 			fmt.Printf("%-48s %s%s\n", p.overlay, s.name, long)
@@ -75,10 +122,6 @@ func runInside(argument string) error {
 		return err
 	}
 	started = c.Started
-	run, err := regexp.Compile(c.Run)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	say("starting the control plane")
@@ -103,12 +146,7 @@ func runInside(argument string) error {
 	var results []result
 	var failed error
 	for _, p := range parts {
-		var chosen []scenario
-		for _, s := range p.scenarios {
-			if run.MatchString(s.name) && (c.Long || c.Run != "" || !s.long) {
-				chosen = append(chosen, s)
-			}
-		}
+		chosen := c.scenarios(p)
 		if len(chosen) == 0 {
 			continue
 		}
@@ -173,19 +211,8 @@ func (r *rig) deploy(ctx context.Context, p part) error {
 			}
 		}
 	}
-	dir, err := r.kustomization(p)
-	if err != nil {
-		return err
-	}
-	manifests, err := r.kubectl(ctx, "kustomize", dir)
-	if err != nil {
-		return err
-	}
-	if err := checkImages(manifests, r.named); err != nil {
-		return err
-	}
 	start := time.Now()
-	if _, err := r.kubectl(ctx, "apply", "-k", dir); err != nil {
+	if err := r.apply(ctx, p); err != nil {
 		return err
 	}
 	for _, what := range p.ready {
@@ -198,6 +225,29 @@ func (r *rig) deploy(ctx context.Context, p part) error {
 	}
 	say("%s: ready after %.0f s", p.overlay, time.Since(start).Seconds())
 	return nil
+}
+
+func (r *rig) apply(ctx context.Context, p part) error {
+	if p.readme != "" {
+		commands, err := r.readmeOf(p)
+		if err != nil {
+			return err
+		}
+		return r.enter(ctx, commands[0])
+	}
+	dir, err := r.kustomization(p)
+	if err != nil {
+		return err
+	}
+	manifests, err := r.kubectl(ctx, "kustomize", dir)
+	if err != nil {
+		return err
+	}
+	if err := checkImages(manifests, r.named); err != nil {
+		return err
+	}
+	_, err = r.kubectl(ctx, "apply", "-k", dir)
+	return err
 }
 
 // runPart deploys an overlay, runs its scenarios, and removes it.
@@ -262,7 +312,7 @@ func (r *rig) runPart(ctx context.Context, p part, chosen []scenario) (results [
 	for _, s := range []scenario{
 		{name: "no request of an account was forbidden", run: func(*space) error { return r.forbidden() }},
 		{name: "root file systems are read-only", run: func(s *space) error { return r.readOnlyRoots(s, p) }},
-		{name: "kubectl delete -k", run: func(s *space) error { return r.removeOverlay(s.ctx, p) }},
+		{name: "it is removed again", run: func(s *space) error { return r.removeOverlay(s.ctx, p) }},
 	} {
 		one(s)
 	}
@@ -382,6 +432,14 @@ func (r *rig) readOnlyRoots(s *space, p part) error {
 
 // removeOverlay deletes what deploy created.
 func (r *rig) removeOverlay(ctx context.Context, p part) error {
+	if p.readme != "" {
+		commands, err := r.readmeOf(p)
+		if err != nil {
+			return err
+		}
+		r.removed = append(r.removed, period{from: time.Now()})
+		return r.undo(ctx, commands[0])
+	}
 	dir, err := r.kustomization(p)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,17 +40,18 @@ by version and checksum; it takes about 15 minutes on two cores, once: they are 
   make test-cluster CLUSTER=-long            all of them
   make test-cluster CLUSTER=-list            the scenarios
   make test-cluster CLUSTER="-run snapshot"  those that match
+  make test-cluster CLUSTER=-suite           Kubernetes' own tests of storage drivers, which need
+                                             another 5 minutes to build, and 12 to run
   make test-cluster CLUSTER=-shell           a shell beside the cluster, with blockdriver deployed
   make test-cluster CLUSTER=-build           build what is missing in the cache, and nothing else
 
 `
 
 type config struct {
+	selection
 	cache       string
-	Run         *regexp.Regexp
 	Logs        string
 	Shell, List bool
-	Long        bool
 	build       bool
 }
 
@@ -57,10 +59,10 @@ type config struct {
 type insideConfig struct {
 	Dir, Images, Cgroup string
 	Source              string
-	Shell, Long         bool
-	Run                 string
-	Named               map[string]bool // images in the archive
-	Started             time.Time
+	Shell               bool
+	selection
+	Named   map[string]bool // images in the archive
+	Started time.Time
 }
 
 var started = time.Now()
@@ -88,14 +90,15 @@ func main() {
 		fmt.Fprintf(flag.CommandLine.Output(), usage, c.cache)
 		flag.PrintDefaults()
 	}
-	run := flag.String("run", "", "run the scenarios whose name matches this `regexp`")
+	flag.StringVar(&c.Run, "run", "", "run the scenarios whose name matches this `regexp`; with -suite, those tests")
 	flag.StringVar(&c.Logs, "logs", "", "keep all logs in this `directory`")
-	flag.BoolVar(&c.Long, "long", false, "run the long scenarios, too: kills, lost power, two nodes, the other overlays")
+	flag.BoolVar(&c.Long, "long", false, "run the long scenarios, too: kills, lost power, two nodes, the other overlays, the suite with its slow tests")
+	flag.BoolVar(&c.Suite, "suite", false, "run Kubernetes' storage suite only; its slow and disruptive tests with -long")
 	flag.BoolVar(&c.List, "list", false, "print the scenarios")
 	flag.BoolVar(&c.Shell, "shell", false, "start a shell instead of scenarios")
 	flag.BoolVar(&c.build, "build", false, "build the programs only")
 	flag.Parse()
-	c.Run, err = regexp.Compile(*run)
+	_, err = regexp.Compile(c.Run)
 	exitIf(err)
 	if c.List {
 		list()
@@ -152,7 +155,7 @@ func (c config) outside() (err error) {
 		os.RemoveAll(dir)
 	}
 
-	path, err := buildAll(ctx, c.cache)
+	path, err := buildAll(ctx, c.cache, c.modules())
 	if err != nil {
 		return err
 	}
@@ -183,7 +186,7 @@ func (c config) outside() (err error) {
 		return err
 	}
 	archive := filepath.Join(dir, "images.tar")
-	named, err := makeImages(ctx, c.cache, dir, archive, programs)
+	named, err := makeImages(ctx, c.cache, dir, archive, programs, c.withSuite())
 	if err != nil {
 		return fmt.Errorf("images: %w", err)
 	}
@@ -195,7 +198,7 @@ func (c config) outside() (err error) {
 		return err
 	}
 	argument, err := json.Marshal(insideConfig{
-		Dir: dir, Images: archive, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, Long: c.Long, Run: c.Run.String(), Named: named, Started: started,
+		Dir: dir, Images: archive, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, selection: c.selection, Named: named, Started: started,
 	})
 	if err != nil {
 		return err
@@ -273,4 +276,16 @@ func runInit(argument string) error {
 			return fmt.Errorf("ended with signal %v", status.Signal())
 		}
 	}
+}
+
+// modules returns those with the programs that are needed.
+func (c config) modules() []buildModule {
+	modules := slices.Clone(buildModules)
+	if c.withSuite() {
+		modules = append(modules, suiteModule)
+	}
+	if c.withHelm() {
+		modules = append(modules, helmModule)
+	}
+	return modules
 }

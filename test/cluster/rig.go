@@ -42,6 +42,8 @@ type rig struct {
 	cgroup string
 	ca     *authority
 	nodes  map[string]*node
+	selection
+	suites []*suiteTable
 	// The overlay is deployed, with its rights, outside these times.
 	removed []period
 
@@ -60,7 +62,7 @@ type node struct {
 
 // startRig makes the pool's file system, the network and the control plane.
 func startRig(ctx context.Context, cancel context.CancelCauseFunc, c insideConfig) (*rig, error) {
-	r := &rig{dir: c.Dir, source: c.Source, images: c.Images, named: c.Named, path: os.Getenv("PATH"), cgroup: c.Cgroup, nodes: map[string]*node{}, cancel: cancel}
+	r := &rig{dir: c.Dir, source: c.Source, images: c.Images, named: c.Named, path: os.Getenv("PATH"), cgroup: c.Cgroup, selection: c.selection, nodes: map[string]*node{}, cancel: cancel}
 	if err := r.makePool(); err != nil {
 		return nil, err
 	}

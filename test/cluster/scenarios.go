@@ -30,12 +30,27 @@ var parts = []part{
 			{name: "group snapshot, restored", run: groupSnapshot},
 			{name: "VolumeAttributesClass", run: attributes},
 			{name: "capacity exhausted", run: exhausted},
-			{name: "samples of blockdriver", run: samples},
 			{name: "SIGKILL of the driver during I/O", run: killDriver, alone: true, long: true},
 			{name: "kubelet restarts", run: restartKubelet, alone: true, long: true},
 			{name: "delete while the driver is down", run: deleteWhileDown, alone: true, long: true},
 			{name: "node loses power", run: reboot, alone: true, long: true},
 			{name: "kubectl delete -k with a volume in use", run: removeInUse, alone: true, long: true},
+			{name: "storage suite, ext4", run: suiteRun{fstype: "ext4"}.run, alone: true, suite: true},
+			{name: "storage suite, xfs in use grows", run: suiteRun{fstype: "xfs", focus: "(volume-expand|expansion of pvcs)"}.run, alone: true, suite: true},
+		},
+	},
+	{
+		overlay: "blockdriver/deploy/overlays/single-node", readme: "Deploying", namespace: "blockdriver",
+		nodes: []string{"node1"}, ready: []string{"daemonset/blockdriver-node"},
+		scenarios: []scenario{
+			{name: "README.md: Deploying, with the samples", run: followReadme(samplesRun)},
+		},
+	},
+	{
+		overlay: "blockdriver/deploy/helm", readme: "With Helm", namespace: "blockdriver",
+		nodes: []string{"node1"}, ready: []string{"daemonset/blockdriver-node"},
+		scenarios: []scenario{
+			{name: "README.md: With Helm, with helm test", run: followReadme(waitForConsumer), long: true},
 		},
 	},
 	{
@@ -380,35 +395,6 @@ func exhausted(s *space) error {
 		return err
 	}
 	return s.event("p", "FailedScheduling", "did not have enough free storage")
-}
-
-// samples applies them as the README does.
-func samples(s *space) error {
-	dir := s.source + "/examples/blockdriver/deploy/samples"
-	if _, err := s.kubectl("apply", "-k", dir); err != nil {
-		return err
-	}
-	if err := s.wait("pod/source", "jsonpath={.status.phase}=Succeeded", 3*time.Minute); err != nil {
-		return err
-	}
-	if _, err := s.kubectl("apply", "-k", dir+"/copies"); err != nil {
-		return err
-	}
-	if err := errors.Join(s.ready("writer", "raw"), s.wait("volumesnapshot/source", "jsonpath={.status.readyToUse}=true", time.Minute)); err != nil {
-		return err
-	}
-	if _, err := s.kubectl("rollout", "status", "--timeout=2m", "statefulset/members"); err != nil {
-		return err
-	}
-	if err := s.ready("restored", "cloned"); err != nil {
-		return err
-	}
-	for _, pod := range []string{"restored", "cloned"} {
-		if date, err := s.sh(pod, "cat /data/date"); err != nil || date == "" {
-			return fmt.Errorf("the volume of pod %s has the date %q: %w", pod, date, err)
-		}
-	}
-	return errors.Join(s.delete("-k", dir+"/copies"), s.delete("-k", dir))
 }
 
 // counter is a script that appends numbers to a file, each written to the disk before the next.

@@ -1,0 +1,294 @@
+//go:build linux
+
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kubernetes' external storage suite: the tests of a storage driver in k8s.io/kubernetes, for what
+// the driver claims in a file. The program is built from testdata/suite.
+
+// suiteClaims says what the driver claims, in the format of the suite.
+const suiteClaims = "examples/blockdriver/deploy/storage-suite.yaml"
+
+// A suiteRun is the suite, or the part of it that focus matches, with one file system where
+// a test does not select another.
+type suiteRun struct{ fstype, focus string }
+
+// An exception is a test that is not run here, or known to fail, for a reason that is not the
+// driver.
+type exception struct{ test, why string }
+
+var (
+	slow = exception{`\[Slow\]|\[Disruptive\]`, "slow or disruptive: with `-suite -long`"}
+	// cannot are the tests that are not run here.
+	cannot = []exception{
+		{`any volume data source`, "its controllers are images that the Go module proxy has no sources of"},
+	}
+	// cannotGrow are those that a machine without CAP_SYS_RESOURCE cannot run.
+	cannotGrow = exception{
+		`\((default fs|ext4)\).*(edited while pod is using it|expansion of pvcs created for ephemeral)`,
+		"this machine has no CAP_SYS_RESOURCE, without which Linux grows no ext4 in use; the xfs of the other class is",
+	}
+	// knownFailures are tests whose mistakes testdata/suite/policies.yaml cannot correct.
+	knownFailures = []exception{}
+)
+
+// A spec is a test in Ginkgo's report.
+type spec struct {
+	ContainerHierarchyTexts    []string
+	LeafNodeType, LeafNodeText string
+	State                      string
+	Failure                    struct{ Message string }
+}
+
+func (s spec) name() string {
+	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
+}
+
+// run is the scenario of it.
+func (x suiteRun) run(s *space) error {
+	skipped := cannot
+	if !s.Long {
+		skipped = append(slices.Clone(skipped), slow)
+	}
+	if x.fstype == "ext4" && !hasCapability(unix.CAP_SYS_RESOURCE) {
+		skipped = append(slices.Clone(skipped), cannotGrow)
+	}
+	focus := `External.Storage.*` + x.focus
+	if s.Run != "" {
+		focus += `.*(` + s.Run + `)`
+	}
+	program, err := exec.LookPath("suite.test")
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(s.dir, "suite-"+x.fstype)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(filepath.Join(s.source, suiteClaims))
+	if err != nil {
+		return err
+	}
+	claims := filepath.Join(dir, filepath.Base(suiteClaims))
+	if err := os.WriteFile(claims, []byte(strings.ReplaceAll(string(text), "blockdriver-ext4", "blockdriver-"+x.fstype)), 0o644); err != nil {
+		return err
+	}
+	if err := s.correctSuite(); err != nil {
+		return err
+	}
+	args := []string{"--procs=8", "--no-color", "--silence-skips", "--timeout=3h", "--output-dir=" + dir, "--json-report=report.json", "--focus=" + focus}
+	for _, e := range skipped {
+		args = append(args, "--skip="+e.test)
+	}
+	args = append(args, program, "--", "-kubeconfig="+s.ca.kubeconfig("admin"), "-provider=skeleton", "-storage.testdriver="+claims)
+	log, err := os.Create(filepath.Join(s.dir, "suite-"+x.fstype+".log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(s.ctx, "ginkgo", args...)
+	cmd.Dir = dir
+	cmd.Stdout = io.MultiWriter(log, os.Stdout)
+	cmd.Stderr = cmd.Stdout
+	ran := cmd.Run()
+
+	text, err = os.ReadFile(filepath.Join(dir, "report.json"))
+	if err != nil {
+		return errors.Join(ran, err)
+	}
+	var reports []struct{ SpecReports []spec }
+	if err := json.Unmarshal(text, &reports); err != nil {
+		return err
+	}
+	if len(reports) != 1 {
+		return fmt.Errorf("%d reports", len(reports))
+	}
+	t := newSuiteTable(x, focus, reports[0].SpecReports, skipped)
+	s.note = t.counts()
+	s.suites = append(s.suites, t)
+	if s.Run == "" {
+		if err := writeSuiteTables(filepath.Join(s.source, "docs/reference/storage-suite.md"), s.suites); err != nil {
+			return err
+		}
+	}
+	if len(t.passed) == 0 {
+		return errors.Join(ran, errors.New("no test passed"))
+	}
+	_, err = s.kubectl("delete", "-f", suitePolicies)
+	return errors.Join(t.unexpected, err)
+}
+
+const suitePolicies = "testdata/suite/policies.yaml"
+
+// correctSuite creates the admission policies, and waits until they apply.
+func (s *space) correctSuite() error {
+	if _, err := s.kubectl("apply", "-f", suitePolicies); err != nil {
+		return err
+	}
+	return s.poll(s.ctx, time.Minute, suitePolicies, func() error {
+		class, err := s.kubectlStdin(s.ctx, `apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshotClass
+metadata: {name: suite}
+driver: example.com
+deletionPolicy: Delete
+parameters: {deletionPolicy: Delete}
+`, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.parameters}")
+		if err != nil {
+			return err
+		}
+		size, err := s.kubectlStdin(s.ctx, claim("suite", "", "1Mi", from("snapshot.storage.k8s.io", "VolumeSnapshot", "none")),
+			"-n", s.name, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.spec.resources.requests.storage}")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(class, "deletionPolicy") || size != "16Mi" {
+			return fmt.Errorf("a class has %s, a claim %s", class, size)
+		}
+		return nil
+	})
+}
+
+func hasCapability(c uintptr) bool {
+	has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+	return err == nil && has == 1
+}
+
+// A suiteTable is the outcome of a suiteRun.
+type suiteTable struct {
+	fstype, focus  string
+	passed, failed map[[2]string][]string // test patterns by group of tests and test
+	notRun         map[string]int         // tests by reason
+	why            map[[2]string]string   // of those that failed
+	unexpected     error
+}
+
+var (
+	pattern  = regexp.MustCompile(`^\[Testpattern: (.*?)\](.*)`)
+	tags     = regexp.MustCompile(` *\[[^]]*\]`)
+	suiteOwn = regexp.MustCompile(`(?i)[ -]*skipping\.?$`)
+	spaces   = regexp.MustCompile(`\s+`)
+)
+
+func newSuiteTable(x suiteRun, focus string, specs []spec, skipped []exception) *suiteTable {
+	t := &suiteTable{fstype: x.fstype, focus: focus, passed: map[[2]string][]string{}, failed: map[[2]string][]string{}, notRun: map[string]int{}, why: map[[2]string]string{}}
+	focused := regexp.MustCompile(focus)
+	for _, s := range specs {
+		if s.LeafNodeType != "It" || !focused.MatchString(s.name()) {
+			continue
+		}
+		var key [2]string
+		var on string
+		for _, text := range s.ContainerHierarchyTexts {
+			if m := pattern.FindStringSubmatch(text); m != nil {
+				on, key[0] = strings.TrimSpace(m[1]), strings.TrimSpace(tags.ReplaceAllString(m[2], ""))
+			}
+		}
+		key[1] = tags.ReplaceAllString(s.LeafNodeText, "")
+		message := spaces.ReplaceAllString(s.Failure.Message, " ")
+		switch s.State {
+		case "passed":
+			t.passed[key] = append(t.passed[key], on)
+		case "skipped", "pending":
+			reason := suiteOwn.ReplaceAllString(message, "")
+			for _, e := range skipped {
+				if reason == "" && regexp.MustCompile(e.test).MatchString(s.name()) {
+					reason = e.why
+				}
+			}
+			t.notRun[cmp.Or(reason, "not selected")]++
+		default:
+			t.failed[key] = append(t.failed[key], on)
+			why := ""
+			for _, e := range knownFailures {
+				if regexp.MustCompile(e.test).MatchString(s.name()) {
+					why = e.why
+				}
+			}
+			if why == "" {
+				t.unexpected = errors.Join(t.unexpected, fmt.Errorf("%s: %s: %s", s.name(), s.State, message))
+				why = s.State + ": " + message[:min(len(message), 200)]
+			}
+			t.why[key] = why
+		}
+	}
+	return t
+}
+
+func count(of map[[2]string][]string) (n int) {
+	for _, patterns := range of {
+		n += len(patterns)
+	}
+	return n
+}
+
+func (t *suiteTable) counts() string {
+	notRun := 0
+	for _, n := range t.notRun {
+		notRun += n
+	}
+	return fmt.Sprintf("%d passed, %d failed, %d not run", count(t.passed), count(t.failed), notRun)
+}
+
+// writeSuiteTables writes a page of the documentation.
+func writeSuiteTables(name string, tables []*suiteTable) error {
+	var b strings.Builder
+	b.WriteString(`# Kubernetes' storage suite with blockdriver
+
+` + "`make test-cluster CLUSTER=-suite`" + ` writes this page: Kubernetes' own tests of a storage driver, in the version of
+` + "[`test/cluster/build/suite.mod`](../../test/cluster/build/suite.mod)" + `, for all that
+` + "[`storage-suite.yaml`](../../examples/blockdriver/deploy/storage-suite.yaml)" + ` claims, on one node with the overlay
+` + "`single-node`" + ` and the component ` + "`group-snapshots`" + `.
+`)
+	for _, t := range tables {
+		fmt.Fprintf(&b, "\n## The class blockdriver-%s\n\nTests that match `%s`: %s.\n", t.fstype, t.focus, t.counts())
+		for _, part := range []struct {
+			title string
+			of    map[[2]string][]string
+		}{{"Failed", t.failed}, {"Passed", t.passed}} {
+			if len(part.of) == 0 {
+				continue
+			}
+			fmt.Fprintf(&b, "\n### %s\n\n", part.title)
+			if part.title == "Failed" {
+				b.WriteString("| | test | volumes | why |\n|---|---|---|---|\n")
+			} else {
+				b.WriteString("| | test | volumes |\n|---|---|---|\n")
+			}
+			keys := slices.SortedFunc(maps.Keys(part.of), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
+			for _, k := range keys {
+				slices.Sort(part.of[k])
+				fmt.Fprintf(&b, "| %s | %s | %s |", cell(k[0]), cell(k[1]), cell(strings.Join(part.of[k], ", ")))
+				if part.title == "Failed" {
+					fmt.Fprintf(&b, " %s |", cell(t.why[k]))
+				}
+				b.WriteString("\n")
+			}
+		}
+		b.WriteString("\n### Not run\n\n| tests | why |\n|---|---|\n")
+		for _, why := range slices.Sorted(maps.Keys(t.notRun)) {
+			fmt.Fprintf(&b, "| %d | %s |\n", t.notRun[why], cell(why))
+		}
+	}
+	return os.WriteFile(name, []byte(b.String()), 0o644)
+}
+
+func cell(s string) string {
+	return strings.NewReplacer("|", "\\|", "<", "&lt;", ">", "&gt;").Replace(s)
+}
