@@ -21,7 +21,7 @@ type Image struct {
 	User         string
 	Entrypoint   []string
 	Command      []string // the default arguments of Entrypoint
-	SBOM         []byte // CycloneDX, JSON
+	SBOM         []byte   // CycloneDX, JSON
 }
 
 // A Descriptor is a blob of an archive, as OCI describes it.
