@@ -151,6 +151,9 @@ func (h *host) arguments(w *workload, n *container, replica int) (args []string,
 		if strings.HasPrefix(a, "-http=") {
 			a = "-http=127.0.0.1:0"
 		}
+		if strings.HasPrefix(a, "-shared-dirs=") {
+			continue // no mount is shared here; rule bidirectional checks the directories
+		}
 		args = append(args, a)
 	}
 	return args, here, nil

@@ -54,6 +54,9 @@ var mountRules = []rule{
 			if stages && !slices.Contains(to, kubeletDir+"/plugins/kubernetes.io/csi") {
 				report(w.of(w.driver), "%s/plugins/kubernetes.io/csi is not Bidirectional: there kubelet has its staging paths and block devices", kubeletDir)
 			}
+			if dirs := strings.Split(w.driver.flags["shared-dirs"], ","); !slices.Equal(slices.Sorted(slices.Values(dirs)), slices.Sorted(slices.Values(to))) {
+				report(w.of(w.driver), "-shared-dirs=%s: want %s, so that the driver does not start where its mounts do not reach the host", w.driver.flags["shared-dirs"], strings.Join(to, ","))
+			}
 		}
 	}},
 	{"hostpath-type", "a directory that is missing on a host is created there, empty and by root, or the pod fails without an explanation", func(c *cluster, report reporter) {

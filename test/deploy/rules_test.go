@@ -28,7 +28,7 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"capacity", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-provisioner, env: [{name: POD_NAME, $patch: delete}]}]}}}}`},
 	{"capacity", "Deployment", "blockdriver-controller", `- {op: replace, path: /spec/template/spec/containers/0/args/8, value: --kube-api-capacity-qps=1}`},
 	// As the overlays were before: no segments, of the nodes or of the pool.
-	{"topology", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=node, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, "-node-id=$(NODE_NAME)", -drain-timeout=20s]}]}}}}`},
+	{"topology", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=node, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, "-node-id=$(NODE_NAME)", "-shared-dirs=/var/lib/kubelet/pods,/var/lib/kubelet/plugins/kubernetes.io/csi", -drain-timeout=20s]}]}}}}`},
 	{"topology", "Deployment", "blockdriver-controller", `{spec: {template: {spec: {containers: [{name: driver, args: [-mode=controller, "-endpoint=unix:///csi/csi.sock", -pool=/var/lib/blockdriver, -drain-timeout=20s]}]}}}}`},
 	{"topology", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/3, value: -topology=topology.block.csikit.dev/pool=other}`},
 	{"topology", "Deployment", "blockdriver-controller", `- {op: replace, path: /spec/template/spec/containers/4/args/2, value: "-pool=default=/var/lib/blockdriver,topology.block.csikit.dev/pool=other"}`},
@@ -112,6 +112,7 @@ var broken = []struct{ rule, kind, name, patch string }{
 	{"hardening", "StatefulSet", "nfsdriver-controller", `{spec: {template: {spec: {containers: [{name: csi-resizer, securityContext: {capabilities: {add: [SYS_ADMIN]}}}]}}}}`},
 	{"replicas", "StatefulSet", "nfsdriver-controller", `{spec: {replicas: 2}}`},
 	{"replicas", "StatefulSet", "nfsdriver-controller", `- {op: remove, path: /spec/template/spec/containers/0/args/4}`}, // --leader-election
+	{"bidirectional", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/5, value: "-shared-dirs=/var/lib/kubelet/pods"}`},
 	{"bidirectional", "DaemonSet", "nfsdriver-node", `{spec: {template: {spec: {containers: [{name: driver, volumeMounts: [{name: csi, mountPath: /var/lib/kubelet/plugins/kubernetes.io/csi, mountPropagation: Bidirectional}]}], volumes: [{name: csi, hostPath: {path: /var/lib/kubelet/plugins/kubernetes.io/csi, type: DirectoryOrCreate}}]}}}}`},
 	{"attach", "CSIDriver", "nfs.csikit.dev", `{spec: {attachRequired: true}}`},
 }
@@ -126,14 +127,14 @@ var brokenLifecycle = []struct{ rule, kind, name, patch string }{
 	{"rbac-missing", "ClusterRoleBinding", "blockdriver-node-lifecycle", `- {op: replace, path: /subjects/0/name, value: blockdriver-controller}`},
 	{"rbac-excess", "ClusterRole", "blockdriver-node-lifecycle", `- {op: add, path: /rules/0/verbs/-, value: list}`},
 	{"rbac-excess", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/lifecycle}`},
-	{"rbac-excess", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/args/10}`}, // -startup-taint
+	{"rbac-excess", "DaemonSet", "blockdriver-node", `- {op: remove, path: /spec/template/spec/containers/0/args/11}`}, // -startup-taint
 	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop/exec/command/2, value: -drain-timeout=60s}`},
 	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop/exec/command/0, value: /blockdriver}`},
 	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/lifecycle/preStop, value: {sleep: {seconds: 60}}}`},
 	{"pre-stop", "DaemonSet", "blockdriver-node", `{spec: {template: {spec: {containers: [{name: driver, env: [{name: NODE_NAME, $patch: delete}]}]}}}}`},
 	{"pre-stop", "CSIDriver", "block.csikit.dev", `{spec: {attachRequired: false}}`},
 	{"pre-stop", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/2, value: -mode=node}`}, // -register
-	{"taint", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/10, value: "-startup-taint=block.csikit.dev/agent-not-ready:NoExecute"}`},
+	{"taint", "DaemonSet", "blockdriver-node", `- {op: replace, path: /spec/template/spec/containers/0/args/11, value: "-startup-taint=block.csikit.dev/agent-not-ready:NoExecute"}`},
 }
 
 // brokenMetadata is as broken, with the component that serves the metadata of snapshots.
@@ -169,7 +170,7 @@ func able(name string) *driver {
 	d := *drivers[slices.IndexFunc(drivers, func(d *driver) bool { return d.name == name })]
 	d.caps, d.flags = map[string]bool{}, map[string]bool{}
 	caps := []string{"CREATE_DELETE_VOLUME", "EXPAND_VOLUME", "GET_CAPACITY", "CREATE_DELETE_SNAPSHOT"}
-	flags := []string{"mode", "endpoint", "node-id", "drain-timeout", "log-format", "startup-taint", "register", "registration-dir", "http"}
+	flags := []string{"mode", "endpoint", "node-id", "drain-timeout", "shared-dirs", "log-format", "startup-taint", "register", "registration-dir", "http"}
 	switch name {
 	case "blockdriver":
 		d.csiName = "block.csikit.dev"

@@ -67,6 +67,15 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
+// Where mounts do not reach the host, pods would write to the node's disk.
+func TestSharedDirs(t *testing.T) {
+	args := []string{"-endpoint", "unix://" + t.TempDir() + "/s", "-node-id", "n", "-mode", "node", "-shared-dirs", t.TempDir() + "/missing"}
+	err := Run(t.Context(), memory.New(), args, func(string) string { return "" }, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "check propagation") {
+		t.Error(err)
+	}
+}
+
 func TestHelp(t *testing.T) {
 	var out bytes.Buffer
 	_, err := parseConfig(memory.New(), []string{"-h"}, func(string) string { return "" }, &out)

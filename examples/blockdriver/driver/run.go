@@ -90,6 +90,11 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		opts = append(opts, csiserver.WithPluginCapabilities(capabilities...))
 	}
 	if cfg.mode != "controller" {
+		for _, dir := range cfg.sharedDirs {
+			if err := nodeops.CheckPropagation(dir); err != nil {
+				return err
+			}
+		}
 		ops, err := nodeops.New(nodeops.Config{Logger: log, Blocking: work, MeterProvider: telemetry.meters, TracerProvider: telemetry.tracers})
 		if err != nil {
 			return err

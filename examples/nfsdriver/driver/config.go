@@ -25,6 +25,7 @@ type config struct {
 	nodeID        string
 	driverName    string
 	maxVolumes    int64
+	sharedDirs    []string
 	startupTaint  string
 	serverTimeout time.Duration
 	drainTimeout  time.Duration
@@ -68,6 +69,8 @@ func parseConfig(p storage.Provider, args []string, getenv func(string) string, 
 	fs.StringVar(&c.nodeID, "node-id", "", "`name` of this node (default: the host's name)")
 	fs.StringVar(&c.driverName, "driver-name", defaultName, "`name` of the driver, as in StorageClass.provisioner")
 	fs.Int64Var(&c.maxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0: the CO decides")
+	fs.Func("shared-dirs", "`directories` with kubelet's target paths, separated by commas: do not start if mounts below them would not reach the host",
+		func(s string) error { c.sharedDirs = strings.Split(s, ","); return nil })
 	fs.DurationVar(&c.serverTimeout, "server-timeout", 30*time.Second, "how long to wait for a server before its circuit breaker opens")
 	fs.StringVar(&c.startupTaint, "startup-taint", "", "`key` of a taint to remove from the node -node-id once kubelet has registered the driver, such as "+defaultName+"/agent-not-ready")
 	fs.DurationVar(&c.drainTimeout, "drain-timeout", 20*time.Second, "how long calls in flight may take to end after SIGTERM")

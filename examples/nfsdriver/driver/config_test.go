@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"io"
 	"log/slog"
 	"reflect"
 	"strings"
@@ -52,6 +53,15 @@ func TestBadConfig(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s %s: %v; want one line with %q", test.args, test.env, err, test.want)
 		}
+	}
+}
+
+// Where mounts do not reach the host, pods would write to the node's disk.
+func TestSharedDirs(t *testing.T) {
+	args := []string{"-endpoint", "unix://" + t.TempDir() + "/s", "-node-id", "n", "-mode", "node", "-shared-dirs", t.TempDir() + "/missing"}
+	err := Run(t.Context(), memory.New(), args, func(string) string { return "" }, io.Discard, io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "check propagation") {
+		t.Error(err)
 	}
 }
 

@@ -82,6 +82,11 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_CONTROLLER_SERVICE))
 	}
 	if cfg.mode != "controller" {
+		for _, dir := range cfg.sharedDirs {
+			if err := nodeops.CheckPropagation(dir); err != nil {
+				return err
+			}
+		}
 		ops, err := nodeops.New(nodeops.Config{
 			Logger: log, MeterProvider: telemetry.meters, TracerProvider: telemetry.tracers,
 			Unmount:        nodeops.UnmountLazy,       // an unresponsive server must not block the termination of its pods
