@@ -158,8 +158,17 @@ parameters: {deletionPolicy: Delete}
 		if err != nil {
 			return err
 		}
-		if strings.Contains(class, "deletionPolicy") || size != "16Mi" {
-			return fmt.Errorf("a class has %s, a claim %s", class, size)
+		binding, err := s.kubectlStdin(s.ctx, `apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: volume-modify-stress-x}
+provisioner: example.com
+volumeBindingMode: WaitForFirstConsumer
+`, "create", "--dry-run=server", "-f", "-", "-o", "jsonpath={.volumeBindingMode}")
+		if err != nil {
+			return err
+		}
+		if strings.Contains(class, "deletionPolicy") || size != "16Mi" || binding != "Immediate" {
+			return fmt.Errorf("a class has %s, a claim %s, the binding is %s", class, size, binding)
 		}
 		return nil
 	})

@@ -20,7 +20,7 @@ var suiteImages = map[string]string{
 	"registry.k8s.io/e2e-test-images/busybox:1.37.0-1":        "busybox",
 	"registry.k8s.io/e2e-test-images/agnhost:2.63.0":          "agnhost",
 	"registry.k8s.io/e2e-test-images/nginx:1.15-4":            "busybox",
-	"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0": "dd",
+	"registry.k8s.io/e2e-test-images/glibc-dns-testing:2.0.0": "gnu",
 }
 
 // addSuite adds the images of the suite.
@@ -35,7 +35,7 @@ func addSuite(ctx context.Context, cache string, busybox images.Tree, add func(n
 	}
 	agnhost := maps.Clone(busybox)
 	agnhost["agnhost"] = images.File{Mode: 0o755, Data: data}
-	dd, err := withDD(ctx, cache, busybox)
+	gnu, err := withDD(ctx, cache, busybox)
 	if err != nil {
 		return err
 	}
@@ -43,8 +43,8 @@ func addSuite(ctx context.Context, cache string, busybox images.Tree, add func(n
 		switch kind {
 		case "agnhost":
 			err = add(name, agnhost, "/agnhost", "pause")
-		case "dd":
-			err = add(name, dd, "sh")
+		case "gnu":
+			err = add(name, gnu, "sh")
 		default:
 			err = add(name, busybox, "sh")
 		}
@@ -55,19 +55,19 @@ func addSuite(ctx context.Context, cache string, busybox images.Tree, add func(n
 	return nil
 }
 
-// withDD replaces busybox's dd by that of coreutils, which has oflag=nocache, and adds the C
-// library that it needs.
+// withDD replaces busybox's dd by that of coreutils, which has oflag=nocache, and its shell,
+// which does not look for another dd, by dash.
 func withDD(ctx context.Context, cache string, busybox images.Tree) (images.Tree, error) {
-	root, err := debianRoot(ctx, cache, "coreutils", "libc6")
+	root, err := debianRoot(ctx, cache, "coreutils", "dash", "libc6")
 	if err != nil {
 		return nil, err
 	}
 	files := maps.Clone(busybox)
-	delete(files, "bin/dd") // a link
-	for _, pattern := range []string{"bin/dd", "lib/*/libc.so.6", "lib*/ld-linux*.so.*"} {
+	files["bin/sh"] = images.File{Link: "dash"}
+	for _, pattern := range []string{"bin/dd", "bin/dash", "lib/*/libc.so.6", "lib*/ld-linux*.so.*"} {
 		found, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil || len(found) == 0 {
-			return nil, fmt.Errorf("coreutils and libc6 have no %s: %w", pattern, err)
+			return nil, fmt.Errorf("coreutils, dash and libc6 have no %s: %w", pattern, err)
 		}
 		for _, name := range found {
 			data, err := os.ReadFile(name)
