@@ -124,7 +124,7 @@ func (x suiteRun) run(s *space) error {
 	s.note = t.counts()
 	s.suites = append(s.suites, t)
 	if s.Run == "" {
-		if err := writeSuiteTables(filepath.Join(s.source, "docs/reference/storage-suite.md"), s.suites); err != nil {
+		if err := writeSuiteTables(filepath.Join(s.source, "docs/reference/storage-suite.md"), s.Long, s.suites); err != nil {
 			return err
 		}
 	}
@@ -256,11 +256,15 @@ func (t *suiteTable) counts() string {
 }
 
 // writeSuiteTables writes a page of the documentation.
-func writeSuiteTables(name string, tables []*suiteTable) error {
+func writeSuiteTables(name string, long bool, tables []*suiteTable) error {
+	flags := "-suite"
+	if long {
+		flags = "'-suite -long'"
+	}
 	var b strings.Builder
 	b.WriteString(`# Kubernetes' storage suite with blockdriver
 
-` + "`make test-cluster CLUSTER=-suite`" + ` writes this page: Kubernetes' own tests of a storage driver, in the version of
+` + "`make test-cluster CLUSTER=" + flags + "`" + ` writes this page: Kubernetes' own tests of a storage driver, in the version of
 ` + "[`test/cluster/build/suite.mod`](../../test/cluster/build/suite.mod)" + `, for all that
 ` + "[`storage-suite.yaml`](../../examples/blockdriver/deploy/storage-suite.yaml)" + ` claims, on one node with the overlay
 ` + "`single-node`" + ` and the component ` + "`group-snapshots`" + `.

@@ -32,7 +32,7 @@ func TestSuiteTable(t *testing.T) {
 		t.Errorf("the failure is reported as %v", table.unexpected)
 	}
 	name := filepath.Join(t.TempDir(), "table.md")
-	if err := writeSuiteTables(name, []*suiteTable{table}); err != nil {
+	if err := writeSuiteTables(name, true, []*suiteTable{table}); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(name)
