@@ -8,6 +8,8 @@ RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env 
 MODULES := . $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod | sort))
 # Those whose tests run like the root's; test/kubelet, test/deploy, test/cluster, hack/images and hack/genspec have targets.
 TESTED := . $(shell sed -n 's,^\t\.\./,,p' hack/test.work)
+# What is built with -race sleeps for a second before it exits, and the tests start hundreds.
+export GORACE ?= atexit_sleep_ms=20
 export PATH := $(PATH):/usr/sbin:/sbin:$(shell $(GO) env GOPATH)/bin
 
 .PHONY: help
@@ -104,6 +106,15 @@ mutate-driver: ## which changes of examples/blockdriver csicheck does not notice
 		-build '$(GO) build -ldflags=-s -gcflags="./...=-N -l" -overlay "$$OVERLAY" -o "$$OUT/driver" .' -run "$(CURDIR)/hack/mutate/blockdriver.sh" \
 		-without driver/telemetry.go -skip '^driver/(config|run)\.go|^filepool/(commands|config|fsck|handover|xfs)\.go|:loopsOf$$' \
 		$(MUTATE) $(or $(MUTATE_PACKAGES),./driver ./storage)
+
+.PHONY: mutate
+mutate: ## which changes of what formats, mounts and probes the tests of nodeops do not notice (root): hours, or MUTATE='-n 60'
+	@hack/tools.sh test
+	@$(GO) -C hack/mutate build -o "$(CURDIR)/bin/mutate" .
+	bin/mutate -C . -work .cache/mutate -explained hack/mutate/nodeops.tsv -timeout 6m \
+		-build 'for p in internal/mark internal/probe nodeops; do $(GO) test -c -ldflags=-s -overlay "$$OVERLAY" -o "$$OUT/$${p##*/}.test" ./$$p || exit; done' \
+		-run "$(CURDIR)/hack/mutate/nodeops.sh" -only '$(MUTATE_CORE)' $(MUTATE) ./internal/mark ./internal/probe ./nodeops
+MUTATE_CORE = internal/(mark|probe)/|nodeops/(format|prepare|publish|stage|stale|table|target)_linux\.go
 
 .PHONY: bench
 bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils
