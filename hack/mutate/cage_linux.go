@@ -104,7 +104,8 @@ func enterCage(dir string) error {
 		return unix.Mknod(filepath.Join(dev, name), kind|0o666, int(unix.Mkdev(major, minor)))
 	}
 	err := errors.Join(node("null", unix.S_IFCHR, 1, 3), node("zero", unix.S_IFCHR, 1, 5), node("full", unix.S_IFCHR, 1, 7),
-		node("random", unix.S_IFCHR, 1, 8), node("urandom", unix.S_IFCHR, 1, 9), node("loop-control", unix.S_IFCHR, 10, 237),
+		node("random", unix.S_IFCHR, 1, 8), node("urandom", unix.S_IFCHR, 1, 9),
+		node("loop-control", unix.S_IFCHR, 10, 237), node("btrfs-control", unix.S_IFCHR, 10, 234), node("fuse", unix.S_IFCHR, 10, 229),
 		os.Symlink("/proc/self/fd", filepath.Join(dev, "fd")))
 	for n := range uint32(loopNodes) {
 		err = errors.Join(err, node(fmt.Sprintf("loop%d", n), unix.S_IFBLK, 7, n))
@@ -119,7 +120,10 @@ func enterCage(dir string) error {
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
 		return fmt.Errorf("read-only: %w", err)
 	}
-	return unix.MountSetattr(unix.AT_FDCWD, dir, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY})
+	// /dev is a tmpfs of the cage's own; what binds a node of it would be read-only, too.
+	return errors.Join(
+		unix.MountSetattr(unix.AT_FDCWD, dir, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}),
+		unix.MountSetattr(unix.AT_FDCWD, "/dev", 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}))
 }
 
 // detachBelow detaches the loop devices whose files lie below dir. Their mounts are gone with
