@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -165,23 +164,45 @@ func unmountBelow(dir string) {
 
 var errLeft = errors.New("not cleaned up")
 
+// loopsBelow returns the loop devices of files on the file system dir, and of files on a file
+// system of theirs. Their paths say nothing: they are those of a mount namespace that is gone.
 func loopsBelow(dir string) (numbers []int, err error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return nil, err
+	}
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	on := map[int]uint64{} // the device with the file of a loop device
 	for _, file := range files {
-		backing, err := os.ReadFile(file)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+		n, err := strconv.Atoi(strings.TrimPrefix(strings.Split(file, "/")[3], "loop"))
+		if err != nil {
+			return nil, err
+		}
+		f, err := os.Open(fmt.Sprintf("/dev/loop%d", n))
+		if err != nil {
+			return nil, err
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		f.Close()
+		if errors.Is(err, unix.ENXIO) {
 			continue // detached meanwhile
 		}
 		if err != nil {
 			return nil, err
 		}
-		n, err := strconv.Atoi(strings.TrimPrefix(strings.Split(file, "/")[3], "loop"))
-		if err != nil {
-			return nil, err
-		}
-		if strings.HasPrefix(string(backing), dir+"/") {
-			numbers = append(numbers, n)
+		on[n] = info.Device
+	}
+	ours := map[uint64]bool{st.Dev: true}
+	for range on {
+		for n, device := range on {
+			if loop := unix.Mkdev(7, uint32(n)); ours[device] && !ours[loop] {
+				ours[loop] = true
+				numbers = append(numbers, n)
+			}
 		}
 	}
-	return numbers, err
+	return numbers, nil
 }

@@ -58,6 +58,8 @@ func TestCage(t *testing.T) {
 		{"sees disks", `ls /dev | grep -v -x -e null -e zero -e full -e '[u]*random' -e 'loop-control' -e btrfs-control -e fuse -e 'loop[0-9]*' -e fd -e console || echo none`, "none"},
 		{"leaves a process", `sleep 600 & echo done`, "done"},
 		{"leaves a loop device that is mounted", `truncate -s 16M "$DIR/cage-disk" && mke2fs -q "$DIR/cage-disk" && mkdir "$DIR/at" && mount -o loop "$DIR/cage-disk" "$DIR/at" && echo done`, "done"},
+		{"leaves a loop device on another one", `truncate -s 16M "$DIR/cage-disk" && mke2fs -q "$DIR/cage-disk" && mkdir "$DIR/at" &&
+			unshare -m sh -c 'mount -o loop "$DIR/cage-disk" "$DIR/at" && truncate -s 1M "$DIR/at/nested" && losetup -f "$DIR/at/nested"' && echo done`, "done"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out bytes.Buffer
