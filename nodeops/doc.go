@@ -42,6 +42,16 @@
 // device is assumed to be one volume; for shares that are staged, since PublishShare
 // mounts each target separately.
 //
+// # Two pods of one node
+//
+// Exclusive refuses a second target path, as the specification has it for the access modes of
+// csispec.IsSinglePublish. Two pods of one node may share a claim that is ReadWriteOnce, and
+// kubelet sends SINGLE_NODE_WRITER for it to a plugin without the capability
+// SINGLE_NODE_MULTI_WRITER: the second pod would never start. A plugin that sets Exclusive
+// by access mode reports that capability, in the controller and the node service. Then
+// kubelet sends SINGLE_NODE_MULTI_WRITER for ReadWriteOnce, and SINGLE_NODE_SINGLE_WRITER for
+// ReadWriteOncePod.
+//
 // # Mount groups
 //
 // The capability VOLUME_MOUNT_GROUP is for file systems with a mount option for the group of

@@ -17,7 +17,7 @@ type PublishFilesystemRequest struct {
 	TargetPath        string   // absolute; created by this call, its parent must exist
 	MountFlags        []string // only flags of the mount have an effect (nosuid, noatime, ...); options of the file system were set by StageFilesystem
 	ReadOnly          bool
-	Exclusive         bool // refuse if the volume is published at another path already (the SINGLE_NODE_WRITER modes)
+	Exclusive         bool // refuse if the volume is published at another path already (the SINGLE_NODE_WRITER modes; see Two pods of one node)
 }
 
 // PublishFilesystem bind-mounts the staged file system at the target path, which it

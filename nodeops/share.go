@@ -18,7 +18,7 @@ type PublishShareRequest struct {
 	TargetPath string   // absolute; created by this call, its parent must exist
 	MountFlags []string // for volume_mount_group with the file system's own, such as "gid=4711"; see Mount groups
 	ReadOnly   bool
-	Exclusive  bool // refuse if the source is published at another path already (the SINGLE_NODE_WRITER modes)
+	Exclusive  bool // refuse if the source is published at another path already (the SINGLE_NODE_WRITER modes; see Two pods of one node)
 
 	// Sensitive are additional mount flags, such as passwords. They appear in no log, span
 	// or error. The command line of the running helper shows them to every process of the
