@@ -23,7 +23,7 @@ demo: ## walk a real driver from CreateVolume to two pods and back (root)
 	@bin/demo -driver bin/blockdriver
 
 .PHONY: test
-test: ## every test that this machine can run; as root that is all of them (two cores: 25 min, caches empty 40)
+test: ## every test that this machine can run; as root that is all of them (two cores: 20 min, caches empty 40)
 	@hack/tools.sh test
 	@test "$$(id -u)" = 0 || echo "not root: tests that need it are skipped, and the summary lists them; all run with: sudo make test"
 	@$(MAKE) --no-print-directory -k test-modules $(if $(RACE),test-norace) test-kubelet test-deploy

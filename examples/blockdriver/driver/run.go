@@ -9,6 +9,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -73,11 +74,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
 	env := storage.Env{Logger: log, Work: work}
-	defer func() {
-		if closed := p.Close(); err == nil {
-			err = closed
-		}
-	}()
+	defer func() { err = cmp.Or(err, p.Close()) }()
 	if cfg.mode != "node" {
 		backend, err := p.OpenBackend(ctx, env)
 		if err != nil {

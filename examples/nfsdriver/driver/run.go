@@ -7,6 +7,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
@@ -67,11 +68,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		csiserver.WithVolumeExpansion(csi.PluginCapability_VolumeExpansion_ONLINE),
 	}
 	env := storage.Env{Logger: log, Meters: telemetry.meters, Servers: servers, ServerTimeout: cfg.serverTimeout}
-	defer func() {
-		if closed := p.Close(); err == nil {
-			err = closed
-		}
-	}()
+	defer func() { err = cmp.Or(err, p.Close()) }()
 	if cfg.mode != "node" {
 		backend, err := p.OpenBackend(ctx, env)
 		if err != nil {
