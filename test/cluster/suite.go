@@ -193,6 +193,8 @@ var (
 	tags     = regexp.MustCompile(` *\[[^]]*\]`)
 	suiteOwn = regexp.MustCompile(`(?i)[ -]*skipping\.?$`)
 	spaces   = regexp.MustCompile(`\s+`)
+	// cause is what a reason ends with that differs between machines, such as a path.
+	cause = regexp.MustCompile(`: 'error .*'$`)
 )
 
 func newSuiteTable(x suiteRun, focus string, specs []spec, skipped []exception) *suiteTable {
@@ -215,7 +217,7 @@ func newSuiteTable(x suiteRun, focus string, specs []spec, skipped []exception) 
 		case "passed":
 			t.passed[key] = append(t.passed[key], on)
 		case "skipped", "pending":
-			reason := suiteOwn.ReplaceAllString(message, "")
+			reason := cause.ReplaceAllString(suiteOwn.ReplaceAllString(message, ""), "")
 			for _, e := range skipped {
 				if reason == "" && regexp.MustCompile(e.test).MatchString(s.name()) {
 					reason = e.why

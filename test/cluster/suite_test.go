@@ -20,12 +20,13 @@ func TestSuiteTable(t *testing.T) {
 {"ContainerHierarchyTexts": ["External Storage [Driver: d]", "[Testpattern: Dynamic PV] volumes"], "LeafNodeType": "It", "LeafNodeText": "should fail [Serial]", "State": "failed", "Failure": {"Message": "pod\n was not ready"}},
 {"ContainerHierarchyTexts": ["External Storage [Driver: d]", "[Testpattern: Inline] volumes"], "LeafNodeType": "It", "LeafNodeText": "should store data", "State": "skipped", "Failure": {"Message": "Driver d does not support this - skipping"}},
 {"ContainerHierarchyTexts": ["External Storage [Driver: d]", "[Testpattern: Dynamic PV] stress"], "LeafNodeType": "It", "LeafNodeText": "should be slow [Slow]", "State": "skipped"},
+{"ContainerHierarchyTexts": ["External Storage [Driver: d]", "[Testpattern: Dynamic PV] disruptive"], "LeafNodeType": "It", "LeafNodeText": "should restart", "State": "skipped", "Failure": {"Message": "No SSH Key: 'error reading SSH key /home/a/.ssh/id_rsa: no such file'"}},
 {"ContainerHierarchyTexts": ["Other"], "LeafNodeType": "It", "LeafNodeText": "test", "State": "skipped"}
 ]`), &specs); err != nil {
 		t.Fatal(err)
 	}
 	table := newSuiteTable(suiteRun{fstype: "ext4"}, "External.Storage", specs, []exception{slow})
-	if got, want := table.counts(), "2 passed, 1 failed, 2 not run"; got != want {
+	if got, want := table.counts(), "2 passed, 1 failed, 3 not run"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if table.unexpected == nil || !strings.Contains(table.unexpected.Error(), "pod was not ready") {
@@ -43,6 +44,7 @@ func TestSuiteTable(t *testing.T) {
 		"| volumes | should store data | Dynamic PV (ext4), Dynamic PV (xfs) |",
 		"| volumes | should fail | Dynamic PV | failed: pod was not ready |",
 		"| 1 | Driver d does not support this |",
+		"| 1 | No SSH Key |", // without the paths of one machine
 		"| 1 | " + slow.why + " |",
 	} {
 		if !strings.Contains(string(text), line+"\n") {
