@@ -2,10 +2,15 @@
 GO ?= go
 GOLANGCI_LINT_VERSION := v2.15.0
 GOTESTSUM_VERSION := v1.13.0
+ACTIONLINT_VERSION := v1.7.12
+GOVULNCHECK_VERSION := v1.9.0
+GO_LICENSES_VERSION := v1.6.0
 # The race detector needs cgo and a C compiler.
 RACE := $(shell test "$$($(GO) env CGO_ENABLED)" = 1 && command -v $$($(GO) env CC) >/dev/null && echo -race)
 # Every module of the tree.
 MODULES := . $(patsubst ./%/go.mod,%,$(shell find . -mindepth 2 -name go.mod | sort))
+# Those that users import or copy.
+PUBLISHED := . nodeops/fastmount examples/minimal examples/blockdriver examples/nfsdriver
 # Those whose tests run like the root's; test/kubelet, test/deploy, test/cluster, hack/images and hack/genspec have targets.
 TESTED := . $(shell sed -n 's,^\t\.\./,,p' hack/test.work)
 # What is built with -race sleeps for a second before it exits, and the tests start hundreds.
@@ -138,6 +143,16 @@ lint: ## gofmt, words, go vet, golangci-lint, in the nested modules too
 	@golangci-lint version 2>/dev/null | grep -q "$(GOLANGCI_LINT_VERSION:v%=%)" || \
 		{ echo "building golangci-lint $(GOLANGCI_LINT_VERSION)"; $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION); }
 	for m in $(MODULES); do (cd $$m && golangci-lint run) || exit 1; done
+	@$(GO) run github.com/rhysd/actionlint/cmd/actionlint@$(ACTIONLINT_VERSION) -shellcheck=
+
+.PHONY: vulnerabilities
+vulnerabilities: ## known vulnerabilities in what the modules for users call (needs vuln.go.dev)
+	for m in $(PUBLISHED); do $(GO) -C $$m run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) ./... || exit 1; done
+
+.PHONY: licences
+licences: ## what the modules for users import has a licence that allows it
+	for m in $(PUBLISHED); do (cd $$m && $(GO) run github.com/google/go-licenses@$(GO_LICENSES_VERSION) check ./... \
+		--ignore github.com/csikit/csikit --allowed_licenses=Apache-2.0,BSD-2-Clause,BSD-3-Clause,MIT,ISC) || exit 1; done
 
 .PHONY: cross
 cross: ## build and vet for the other systems, tests included
