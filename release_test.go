@@ -3,16 +3,14 @@ package csikit
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
 
 // make release in a clone: it tags all modules or nothing.
 func TestRelease(t *testing.T) {
-	if _, err := os.Stat(".git"); err != nil {
-		t.Skipf("not a git work tree: %v", err)
-	}
-	clone := t.TempDir()
+	clone := filepath.Join(t.TempDir(), "clone")
 	run := func(name string, args ...string) (string, error) {
 		cmd := exec.Command(name, args...)
 		cmd.Dir = clone
@@ -29,21 +27,7 @@ func TestRelease(t *testing.T) {
 		}
 		return out
 	}
-	// Of the tree as it is, committed or not.
-	must("git", "init", "-q")
-	files, err := exec.Command("git", "ls-files", "-co", "--exclude-standard").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	copied := exec.Command("tar", "-cf", clone+".tar", "--files-from=-", "--ignore-failed-read")
-	copied.Stdin = strings.NewReader(string(files))
-	if out, err := copied.CombinedOutput(); err != nil {
-		t.Fatalf("tar: %v\n%s", err, out)
-	}
-	t.Cleanup(func() { os.Remove(clone + ".tar") })
-	must("tar", "-xf", clone+".tar")
-	must("git", "add", "-A")
-	must("git", "commit", "-qm", "all")
+	copyTree(t, clone)
 
 	head := must("git", "rev-parse", "HEAD")
 	refused := func(what, reason string, env, version string) {
@@ -88,4 +72,17 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	refused("a tag that exists", "exists", "CHECK=true", "v0.1.0")
+}
+
+// copyTree makes dir a repository with one commit: this tree as it is, committed or not.
+func copyTree(t *testing.T, dir string) {
+	t.Helper()
+	if _, err := os.Stat(".git"); err != nil {
+		t.Skipf("not a git work tree: %v", err)
+	}
+	script := `mkdir -p "$1" && git ls-files -co --exclude-standard -z | tar -cf - --null --files-from=- --ignore-failed-read | tar -C "$1" -xf - &&
+cd "$1" && git init -q && git add -A && git -c user.name=t -c user.email=t@example.com commit -qm all`
+	if out, err := exec.Command("sh", "-c", script, "sh", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
 }
