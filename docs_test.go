@@ -1,6 +1,7 @@
 package csikit
 
 import (
+	"go/format"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -132,4 +133,39 @@ func TestWorkflows(t *testing.T) {
 	if got := strings.Join(stages, ", "); got != listed[1] {
 		t.Errorf("ci.yml runs the stages %s, .ci/run has %s", listed[1], got)
 	}
+}
+
+// The programs and packages in docs/ compile.
+func TestDocsBuild(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	// A module that requires csikit, fastmount and mount-utils, as a driver would.
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text := strings.ReplaceAll(readPage(t, "test/fastmount/"+name), "=> ../../nodeops", "=> "+here+"/nodeops")
+		writeFile(t, filepath.Join(dir, name), strings.ReplaceAll(text, "=> ../..\n", "=> "+here+"\n"), 0o600)
+	}
+	programs := 0
+	pages, err := filepath.Glob("docs/*/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		for i, b := range goBlock.FindAllStringSubmatch(readPage(t, page), -1) {
+			programs++
+			formatted, err := format.Source([]byte(b[1]))
+			if err != nil || string(formatted) != b[1] {
+				t.Errorf("%s: program %d is not as gofmt has it: %v", page, i+1, err)
+			}
+			name := strings.TrimSuffix(filepath.Base(page), ".md") + string(rune('a'+i))
+			writeFile(t, filepath.Join(dir, name, "x.go"), b[1], 0o600)
+		}
+	}
+	if programs == 0 {
+		t.Fatal("no programs")
+	}
+	goTool(t, dir, "mod", "tidy")
+	goTool(t, dir, "vet", "./...")
 }
