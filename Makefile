@@ -56,6 +56,11 @@ test-kubelet: ## registration against kubelet's own code, with a table of times 
 test-deploy: ## the examples' manifests: rendered, decoded, linted, and the drivers started with their arguments
 	cd test/deploy && bash -o pipefail -c "$(GO) test -count=1 -timeout 5m -v . | grep -v -e '^ *=== ' -e 'PASS: TestRules/'"
 
+.PHONY: test-monitoring
+test-monitoring: ## the alerts of docs/monitoring, by promtool (Debian)
+	hack/promtool.sh check rules docs/monitoring/alerts.yaml
+	cd docs/monitoring && ../../hack/promtool.sh test rules alerts_test.yaml
+
 .PHONY: test-vm
 test-vm: ## what needs NFS, device-mapper or an older kernel, in virtual machines (Debian or its kin; VM=-h explains)
 	@hack/tools.sh test vm
