@@ -43,9 +43,9 @@ var waits = map[string]string{
 	"volumelock/interceptor_test.go TestInterceptorWait":                           "it runs in a bubble of synctest",
 }
 
-// A test waits for what happens, and not for a time in which it happens on the machine of
-// whoever wrote it: time.Sleep is for a loop that polls and for synctest, whose time is no
-// machine's, and a deadline of less than ten seconds for what has to miss it.
+// A test waits for what happens, and not for a time in which it happens on an idle machine:
+// time.Sleep is for a loop that polls and for synctest, whose time is no machine's, and a
+// deadline of less than ten seconds for what has to miss it.
 func TestWaits(t *testing.T) {
 	used := map[string]bool{}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
