@@ -107,6 +107,12 @@ torture: ## the long form of the tests that kill, and that fail calls, and all i
 	@$(MAKE) --no-print-directory test-vm VM=-long
 	@$(MAKE) --no-print-directory test-cluster CLUSTER=-long
 
+.PHONY: stress
+stress: ## the tests 20 times, short of CPU time: hours, or STRESS='-n 5 ./registration' (Linux; STRESS=-h explains)
+	@hack/tools.sh test
+	@$(GO) build -o bin/ ./hack/stress
+	@GOWORK=$(CURDIR)/hack/test.work bin/stress -packages '$(patsubst %,./%/...,$(TESTED))' $(STRESS)
+
 .PHONY: mutate-driver
 mutate-driver: ## which changes of examples/blockdriver csicheck does not notice (root): hours, or a sample with MUTATE='-n 60'
 	@hack/tools.sh test

@@ -20,14 +20,9 @@ import (
 // httpAddress waits until the health pages are served.
 func httpAddress(t *testing.T, book *logBook) string {
 	t.Helper()
-	for range 1000 {
-		if lines := book.lines(t, "serving health"); len(lines) > 0 {
-			return fmt.Sprint("http://", lines[0]["http"])
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("not served: %s", book)
-	return ""
+	var lines []map[string]any
+	until(func() bool { lines = book.lines(t, "serving health"); return len(lines) > 0 })
+	return fmt.Sprint("http://", lines[0]["http"])
 }
 
 func TestServeHealth(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -311,6 +312,8 @@ func TestHarmlessSeesHarm(t *testing.T) {
 // naiveProcess runs naiveMain in its own mount namespace.
 func naiveProcess(t *testing.T, what string) (all []naiveResult) {
 	t.Helper()
+	runtime.LockOSThread() // a thread that starts a child with Pdeathsig must live as long; rules end threads
+	defer runtime.UnlockOSThread()
 	cmd := gate.RoleCommand(t.Context(), "naive", t.TempDir(), what)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	var text, problems strings.Builder

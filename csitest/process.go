@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"runtime"
 	"time"
 )
 
@@ -42,18 +43,23 @@ func (p *process) start() error {
 		p.cmd.Stderr = p.log
 	}
 	ownGroup(p.cmd)
-	if err := p.cmd.Start(); err != nil {
-		p.err = err
-		close(p.exited)
-		return fmt.Errorf("csitest: start the driver: %w", err)
-	}
+	started := make(chan error)
 	go func(cmd *exec.Cmd, exited chan struct{}) {
+		// A driver with Pdeathsig ends with the thread that started it, and rules end threads.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if p.err = cmd.Start(); p.err != nil {
+			close(exited)
+			started <- fmt.Errorf("csitest: start the driver: %w", p.err)
+			return
+		}
+		started <- nil
 		if p.err = cmd.Wait(); p.err == nil {
 			p.err = errors.New("exit status 0")
 		}
 		close(exited)
 	}(p.cmd, p.exited)
-	return nil
+	return <-started
 }
 
 // kill ends the process and those that it has started with SIGKILL.

@@ -46,8 +46,9 @@ func groupRuns(group int) bool {
 		if err != nil || i < 0 {
 			continue
 		}
-		// proc_pid_stat(5): state, parent, process group.
-		if f := strings.Fields(string(stat[i+1:])); len(f) > 2 && f[2] == strconv.Itoa(group) && f[0] != "Z" && f[0] != "X" {
+		// proc_pid_stat(5): state, parent, process group, and as the 20th field the number of threads.
+		// The first thread is a zombie while others end, which may have sockets and locks open.
+		if f := strings.Fields(string(stat[i+1:])); len(f) > 17 && f[2] == strconv.Itoa(group) && (f[0] != "Z" && f[0] != "X" || f[17] > "1") {
 			return true
 		}
 	}

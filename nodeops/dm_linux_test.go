@@ -240,15 +240,15 @@ func newSCSI(t *testing.T) (disk string) {
 	run(t, "rmmod", "scsi_debug")
 	run(t, "modprobe", "scsi_debug", "dev_size_mb=64", "delay=0")
 	t.Cleanup(func() { run(t, "rmmod", "scsi_debug") })
-	for range 500 {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		disks, _ := filepath.Glob("/sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*:*/block/sd*")
 		if len(disks) == 1 {
 			return disks[0]
 		}
-		time.Sleep(10 * time.Millisecond)
+		if time.Now().After(end) {
+			t.Fatalf("scsi_debug made the disks %q, want one", disks)
+		}
 	}
-	t.Fatal("scsi_debug made no disk")
-	return ""
 }
 
 // The identity of a SCSI disk, of a partition, and of a multipath device is what the kernel

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -56,7 +55,6 @@ func startProcess(t *testing.T, dir, nodeID string) (kill func()) {
 	t.Helper()
 	cmd := gate.RoleCommand(t.Context(), "driver", dir, filepath.Join(filepath.Dir(dir), nodeID+".sock"), nodeID)
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

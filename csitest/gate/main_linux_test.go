@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -142,7 +143,7 @@ func runFixture(t *testing.T, cmd *exec.Cmd, fixture string, env ...string) (cod
 }
 
 func TestLeaks(t *testing.T) {
-	for _, test := range []struct {
+	for n, test := range []struct {
 		fixture string
 		gate    func(testing.TB)
 		code    int
@@ -172,8 +173,8 @@ func TestLeaks(t *testing.T) {
 			}
 			t.Parallel()
 			// Not t.TempDir: the kernel keeps 63 bytes of a backing file's name.
-			dir, err := os.MkdirTemp("", "")
-			must(t, err)
+			dir := filepath.Join(os.TempDir(), strconv.Itoa(n))
+			must(t, os.Mkdir(dir, 0o700))
 			t.Cleanup(func() { must(t, os.Remove(dir)) })
 			code, said, out := runFixture(t, exec.Command(os.Args[0]), test.fixture, "TMPDIR="+dir)
 			if code != test.code {

@@ -44,6 +44,7 @@ func newController(t *testing.T, dir string) *controller {
 	if err != nil {
 		t.Skip(err) // not on this system
 	}
+	t.Cleanup(func() { s.dir.Close() }) // gate reports what no garbage collection has closed
 	return &controller{store: s, nodeID: "node"}
 }
 

@@ -95,7 +95,8 @@ func reapGroup(pgid int) {
 	}
 }
 
-// groupRuns reports whether the process group has a member that is not a zombie.
+// groupRuns reports whether the process group has a member that is not a zombie. The first
+// thread of a process is one while others end, of which one may be in mount(2).
 func groupRuns(pgid int) bool {
 	if errors.Is(unix.Kill(-pgid, 0), unix.ESRCH) {
 		return false
@@ -103,9 +104,10 @@ func groupRuns(pgid int) bool {
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, path := range stats {
 		text, _ := os.ReadFile(path)
-		// pid (comm) state ppid pgrp ..., where comm may contain any character; proc(5)
+		// pid (comm) state ppid pgrp ..., where comm may contain any character, and as the 20th
+		// field the number of threads; proc(5)
 		_, rest, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ")
-		if f := strings.Fields(rest); len(f) > 2 && f[2] == strconv.Itoa(pgid) && f[0] != "Z" && f[0] != "X" {
+		if f := strings.Fields(rest); len(f) > 17 && f[2] == strconv.Itoa(pgid) && (f[0] != "Z" && f[0] != "X" || f[17] > "1") {
 			return true
 		}
 	}
