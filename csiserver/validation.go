@@ -33,7 +33,9 @@ func WithValidationOptions(opts ...csispec.Option) InterceptorOption {
 }
 
 // WithRequestValidation sets what happens to requests that break the rules. The
-// default is [ValidationEnforce]. A driver with existing volumes whose IDs are longer
+// default is [ValidationEnforce]. For what Kubernetes sends although the specification
+// forbids it, there are options by name, for [WithValidationOptions]:
+// [csispec.WithInlineVolumesAllowed] and [csispec.WithLargeSecretsAllowed]. A driver with existing volumes whose IDs are longer
 // than 128 bytes needs [ValidationWarn], or they cannot be unpublished and deleted.
 func WithRequestValidation(mode ValidationMode) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) { c.requests = mode })
@@ -192,5 +194,5 @@ func (s *sentMessages) validate(v *validator, req, m any) *csispec.Violations {
 	if found == nil {
 		return inStream
 	}
-	return &csispec.Violations{Subject: found.Subject, All: slices.Concat(found.All, inStream.All)}
+	return &csispec.Violations{Subject: found.Subject, All: slices.Concat(found.All, inStream.All), Omitted: found.Omitted + inStream.Omitted}
 }

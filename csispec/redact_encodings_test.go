@@ -204,7 +204,6 @@ func BenchmarkRedactText(b *testing.B) {
 	}
 }
 
-
 // The secrets are those at the time of Take.
 func TestSecretsAreTakenOnce(t *testing.T) {
 	m := publish("hunter22", "password=flagged")
