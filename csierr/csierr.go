@@ -166,14 +166,14 @@ func isPending(err error) bool {
 //   - The code of the first [Kind] that err wraps.
 //   - The code of the first gRPC status that err has or wraps, such as ABORTED of a lock; but
 //     UNAVAILABLE for UNKNOWN, which is final for kubelet, and for a code that gRPC does not
-//     define.
+//     define. Of several errors in one, as errors.Join returns it, a code that is not final
+//     takes precedence: as long as one outcome is open, that of the call is.
 //   - UNAVAILABLE.
 func CodeOf(err error) codes.Code {
 	if err == nil {
 		return codes.OK
 	}
 	var k Kind
-	var coded interface{ GRPCStatus() *status.Status }
 	switch {
 	case isPending(err), errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded
@@ -181,19 +181,44 @@ func CodeOf(err error) codes.Code {
 		return codes.Canceled
 	case errors.As(err, &k):
 		return k.Code()
-	case errors.As(err, &coded):
-		if code := coded.GRPCStatus().Code(); code != codes.OK && code != codes.Unknown && code <= codes.Unauthenticated {
-			return code
-		}
+	}
+	if code, found := statusCode(err); found {
+		return code
 	}
 	return codes.Unavailable
+}
+
+// statusCode returns the code of the statuses in the tree of err.
+func statusCode(err error) (code codes.Code, found bool) {
+	for err != nil {
+		if c, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // the tree is walked here
+			if code := c.GRPCStatus().Code(); code != codes.OK && code != codes.Unknown && code <= codes.Unauthenticated {
+				return code, true
+			}
+			return codes.Unavailable, true
+		}
+		if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // as above
+			for _, e := range several.Unwrap() {
+				if c, ok := statusCode(e); ok && (!found || final(code) && !final(c)) {
+					code, found = c, true
+				}
+			}
+			return code, found
+		}
+		err = errors.Unwrap(err)
+	}
+	return codes.OK, false
 }
 
 // IsFinal reports whether a CO may take the code of err as final and never repeat the
 // request, so that nothing may be left behind. nil is final. RESOURCE_EXHAUSTED is final
 // because external-provisioner takes it so; kubelet repeats the request.
 func IsFinal(err error) bool {
-	switch CodeOf(err) {
+	return final(CodeOf(err))
+}
+
+func final(code codes.Code) bool {
+	switch code {
 	case codes.Aborted, codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
 		return false
 	}

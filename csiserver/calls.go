@@ -18,6 +18,7 @@ type call struct {
 
 	meters  *meters // set by Metrics; nil: nothing is counted
 	guarded guarded // set by Recovery
+	taken   taken   // of a unary call, by the first interceptor that needs it
 
 	// Set by Logging.
 	method string

@@ -3,7 +3,6 @@ package csiserver
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/csikit/csikit/csispec"
@@ -81,17 +80,4 @@ func (s *stream) SendMsg(m any) error {
 		}
 	}
 	return s.ServerStream.SendMsg(m)
-}
-
-// firstMessage holds the request of a streaming call. It is written by the goroutine
-// that receives and read by the one that handles the result.
-type firstMessage struct{ m atomic.Pointer[any] }
-
-func (f *firstMessage) set(m any) bool { return f.m.CompareAndSwap(nil, &m) }
-
-func (f *firstMessage) get() any {
-	if p := f.m.Load(); p != nil {
-		return *p
-	}
-	return nil
 }

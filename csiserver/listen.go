@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -79,7 +80,8 @@ func WithListenLogger(l *slog.Logger) ListenOption {
 // not a single byte arrives within two seconds. Otherwise Listen fails, removes nothing
 // and names the plugin that serves it, if that says its name. A file that is not a
 // socket is never removed. Listen creates nothing else in the directory, which has to
-// exist. It blocks for some seconds at most, for 30 if the file system hangs. Call
+// exist. Concurrent starts exclude each other by a lock (flock) on the directory; another
+// process that holds it delays Listen by five seconds. It blocks for some seconds at most, for 30 if the file system hangs. Call
 // [Server.Serve] immediately: until then another process that starts finds the socket
 // silent, and replaces it as stale.
 //
@@ -192,7 +194,13 @@ func bindUnix(path string, c listenConfig) (net.Listener, fs.FileInfo, error) {
 	// the slower one would unlink the new socket of the faster one. The lock is
 	// on the directory itself, because the specification does not allow a plugin to
 	// create anything else next to its socket.
+	//
+	// Every process that can read the directory can hold the lock. After lockTimeout that is no other
+	// start which may still replace the socket, and this one continues.
 	unlock, err := lockDir(socketDir(path), c.lockTimeout)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		unlock, err = func() {}, nil
+	}
 	if err != nil {
 		return nil, nil, err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // lockDir takes the lock of a directory, which the kernel releases when the
-// process dies.
+// process dies. Where the file system has no locks, it succeeds without one.
 func lockDir(dir string, timeout time.Duration) (unlock func(), err error) {
 	d, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY, 0)
 	if err != nil {
@@ -21,12 +21,23 @@ func lockDir(dir string, timeout time.Duration) (unlock func(), err error) {
 		if err == nil {
 			return func() { d.Close() }, nil
 		}
+		if hasNoLocks(err) {
+			d.Close()
+			return func() {}, nil
+		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(deadline) {
 			d.Close()
 			return nil, fmt.Errorf("lock %s, which another process may hold: %w", dir, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// hasNoLocks reports whether flock fails for what the file system is, as on some FUSE and
+// network file systems.
+func hasNoLocks(err error) bool {
+	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) ||
+		errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.ENOLCK)
 }
 
 // socketMode sets the mode of a unix socket before bind creates its file: the

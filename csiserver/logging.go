@@ -48,7 +48,8 @@ func defaultLevel(fullMethod string) slog.Level {
 // one at warn level when a call is slow: see [WithSlowCallsAfter].
 //
 // Requests pass through [csispec.Redact], and the text of errors through
-// [csispec.Redacted.RedactText]. A handler must not change its request, which is read
+// [csispec.Secrets.RedactText] with the secrets that the request had before the handler. A
+// handler must not change the IDs, names and paths of its request, which are read
 // concurrently. A nil logger discards.
 func Logging(logger *slog.Logger, opts ...InterceptorOption) Interceptor {
 	return newCallLog(logger, newInterceptorConfig(opts)).interceptor()
@@ -73,11 +74,12 @@ func (l *callLog) interceptor() Interceptor {
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			ctx, c := l.enter(ctx, info.FullMethod)
 			c.request = req
+			t := c.take(req, l.keys)
 			l.calls.add(c)
 			defer l.calls.remove(c)
 			l.begin(ctx, c.method, req)
 			resp, err := next(ctx, req)
-			l.end(ctx, c, req, err)
+			l.end(ctx, c, t, err)
 			return resp, err
 		},
 		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
@@ -86,7 +88,7 @@ func (l *callLog) interceptor() Interceptor {
 			defer l.calls.remove(c)
 			var first firstMessage
 			err := next(srv, &stream{ServerStream: ss, ctx: ctx, onRecv: func(m any) error {
-				if first.set(m) {
+				if first.set(m, l.keys) {
 					l.calls.received(c, m)
 					l.begin(ctx, c.method, m)
 				}
@@ -100,6 +102,7 @@ func (l *callLog) interceptor() Interceptor {
 
 // enter returns a call that can be added to the list of those in flight.
 func (l *callLog) enter(ctx context.Context, method string) (context.Context, *call) {
+	entered(ctx)
 	ctx, c := enter(ctx)
 	if c.method != "" { // on the list of a Logging further out
 		c = c.within(ctx)
@@ -109,12 +112,18 @@ func (l *callLog) enter(ctx context.Context, method string) (context.Context, *c
 	return ctx, c
 }
 
+// maxAborted is how many calls an error names.
+const maxAborted = 32
+
 // inFlight names the calls in flight, oldest first.
 func (l *callLog) inFlight() []string {
 	running := l.calls.running()
-	names := make([]string, len(running))
+	var names []string
 	for i, c := range running {
-		names[i] = fmt.Sprintf("%s (request_id %s, for %v)", shortName(c.method), c.requestID(), time.Since(c.start).Round(time.Millisecond))
+		if i == maxAborted {
+			return append(names, fmt.Sprintf("and %d more", len(running)-i))
+		}
+		names = append(names, fmt.Sprintf("%s (request_id %s, for %v)", shortName(c.method), c.requestID(), time.Since(c.start).Round(time.Millisecond)))
 	}
 	return names
 }
@@ -139,7 +148,7 @@ func (l *callLog) slow(u inFlightCall) {
 	l.logger.LogAttrs(u.call, slog.LevelWarn, "rpc is still running", attrs...)
 }
 
-func (l *callLog) end(ctx context.Context, c *call, req any, err error) {
+func (l *callLog) end(ctx context.Context, c *call, t *taken, err error) {
 	code := codeOf(err)
 	level := slog.LevelWarn
 	switch code {
@@ -151,11 +160,11 @@ func (l *callLog) end(ctx context.Context, c *call, req any, err error) {
 	if !l.logger.Enabled(ctx, level) {
 		return
 	}
-	attrs := append(callAttrs(ctx, c.method, req),
+	attrs := append(callAttrs(ctx, c.method, t.request()),
 		slog.String("code", code.String()),
 		slog.Duration("duration", time.Since(c.start)))
 	if err != nil {
-		attrs = append(attrs, slog.String("error", strip(req, l.keys, messageOf(err))))
+		attrs = append(attrs, slog.String("error", t.strip(messageOf(err))))
 	}
 	l.logger.LogAttrs(ctx, level, "rpc finished", attrs...)
 }
@@ -205,14 +214,6 @@ func requestAttrs(attrs []slog.Attr, req any) []slog.Attr {
 		add("volume_path", r.GetVolumePath())
 	}
 	return attrs
-}
-
-// strip removes the secrets of the request from text.
-func strip(req any, keys []string, text string) string {
-	if m, ok := req.(proto.Message); ok {
-		return csispec.Redact(m, keys...).RedactText(text)
-	}
-	return text
 }
 
 func orDiscard(l *slog.Logger) *slog.Logger {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"runtime/debug"
 
-	"github.com/csikit/csikit/csispec"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -36,7 +35,7 @@ func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			ctx, c := enterRecovery(ctx, info.FullMethod)
-			c.guarded.request = req
+			c.guarded.request = c.take(req, l.keys)
 			returned := false
 			defer l.detectGoexit(ctx, &returned)
 			resp, err := unary(ctx, req, info, func(ctx context.Context, req any) (any, error) {
@@ -61,7 +60,7 @@ func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 			returned := false
 			defer l.detectGoexit(ctx, &returned)
 			err := streaming(srv, &stream{ServerStream: ss, ctx: ctx, onRecv: func(m any) error {
-				c.guarded.stream.set(m)
+				c.guarded.stream.set(m, l.keys)
 				return nil
 			}}, info, func(srv any, ss grpc.ServerStream) error {
 				err := next(srv, ss)
@@ -85,12 +84,12 @@ func newRecovery(logger *slog.Logger, c interceptorConfig) Interceptor {
 // guarded is the call that a Recovery protects.
 type guarded struct {
 	method  string
-	request any           // of a unary call
+	request *taken        // of a unary call
 	stream  *firstMessage // of a streaming call
 	ended   bool          // the handler returned
 }
 
-func (g *guarded) message() any {
+func (g *guarded) taken() *taken {
 	if g.stream != nil {
 		return g.stream.get()
 	}
@@ -117,11 +116,11 @@ type panicLog struct {
 // recovered runs on the stack that panicked.
 func (l *panicLog) recovered(ctx context.Context, value any) error {
 	g := &callOf(ctx).guarded
-	req := g.message()
+	t := g.taken()
 	callOf(ctx).countPanic(ctx, g.method)
-	l.logger.LogAttrs(ctx, slog.LevelError, "rpc panicked", append(callAttrs(ctx, g.method, req),
-		slog.String("panic", strip(req, l.keys, panicText(value, l.keys))),
-		slog.String("stack", strip(req, l.keys, string(debug.Stack()))))...)
+	l.logger.LogAttrs(ctx, slog.LevelError, "rpc panicked", append(callAttrs(ctx, g.method, t.request()),
+		slog.String("panic", t.strip(panicText(value))),
+		slog.String("stack", t.strip(string(debug.Stack()))))...)
 	return fmt.Errorf("%s panicked: see the stack in the plugin's log under request_id %q", shortName(g.method), RequestID(ctx))
 }
 
@@ -139,14 +138,14 @@ func evaluate(_ context.Context, err any) (any, error) {
 	return nil, nil
 }
 
-// panicText prints the value of a panic. A message is redacted as a whole, because a
-// short secret cannot be found in the text.
-func panicText(value any, redactKeys []string) string {
+// panicText prints the value of a panic. Of a message only the name: a short secret cannot
+// be found in the text, and another goroutine may still write to it.
+func panicText(value any) string {
 	switch v := value.(type) {
 	case nil:
 		return "panic(nil) or runtime.Goexit"
 	case proto.Message:
-		return csispec.Redact(v, redactKeys...).String()
+		return "a " + string(v.ProtoReflect().Descriptor().FullName())
 	case []byte: // as numbers, a secret in it would not be found
 		return string(v)
 	}

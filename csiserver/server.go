@@ -32,6 +32,9 @@ const (
 	// long: 5 seconds refused half of a thousand that connected to a starved machine
 	// at the same time.
 	handshakeTimeout = 20 * time.Second
+	// maxConcurrentStreams bounds the calls of one connection; a client keeps further ones
+	// back. Sidecars have a hundred workers, and kubelet a connection for each call.
+	maxConcurrentStreams = 1024
 )
 
 // A Server serves a CSI plugin. Create one with [New].
@@ -141,8 +144,13 @@ func (s *Server) buildInterceptors() error {
 // contexts end. The contexts of calls do not derive from ctx. [WithHealth] and
 // [WithBackground] add what runs beside the server.
 //
+// While calls are drained, the path of the socket is free: another process may listen there
+// and get calls for a volume that a call of this process still uses. The locks of a
+// process do not exclude that. In a DaemonSet, keep maxSurge at 0, the default: then
+// Kubernetes starts the next pod after this one has ended.
+//
 // Serve returns nil after a stop in which every call ended. Otherwise it returns an
-// [*Error] that names the calls it aborted, or wraps the failure of lis, which may be
+// [*Error] that names up to 32 of the calls it aborted, or wraps the failure of lis, which may be
 // that another plugin serves at the path of a [Listener] by now. A socket file that
 // could not be removed is such a failure too, and harmless: the next [Listen] replaces
 // the file.
@@ -191,7 +199,8 @@ func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, b
 	s.logCapabilityWarnings(ctx)
 	gs := s.grpcServer()
 	served := make(chan error, 1)
-	go func() { served <- gs.Serve(lis) }()
+	greeted := &handshakes{Listener: lis, silent: map[*greetedConn]bool{}}
+	go func() { served <- gs.Serve(greeted) }()
 	s.logger.LogAttrs(ctx, slog.LevelInfo, "serving", slog.String("plugin", s.name), slog.String("endpoint", endpoint))
 	s.serveHealth(ctx, beside.health)
 	besideCtx, cancel := context.WithCancel(ctx)
@@ -210,7 +219,7 @@ func (s *Server) serve(ctx context.Context, lis net.Listener, endpoint string, b
 	}
 	cancel()
 	end := time.Now().Add(s.drainTimeout + unwindTimeout)
-	aborted, err := s.shutdown(gs, lis, served, end)
+	aborted, err := s.shutdown(gs, greeted, served, end)
 	failure = errors.Join(failure, err)
 	if len(aborted) > 0 {
 		failure = errors.Join(failure, fmt.Errorf("calls aborted after the drain timeout of %v: %s", s.drainTimeout, strings.Join(aborted, ", ")))
@@ -228,6 +237,9 @@ func (s *Server) grpcServer() *grpc.Server {
 	}
 	opts := []grpc.ServerOption{
 		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.MaxConcurrentStreams(maxConcurrentStreams),
+		grpc.StatsHandler(arrivals{s.logger}),
+		grpc.UnknownServiceHandler(unimplemented),
 		// Saves calls the growing of a new stack. When all workers are busy or stuck,
 		// calls get goroutines of their own as they would without. (Buffers of other
 		// sizes, or shared, make no difference that can be measured.)

@@ -17,15 +17,17 @@ func closeListener(lis net.Listener) error {
 }
 
 // shutdown closes lis, drains gs, aborts the calls that still run after the drain timeout,
-// and returns before end with their names.
+// and returns before end with their names. Clients that have connected and sent nothing
+// delay nothing.
 // served is what gs.Serve returns.
-func (s *Server) shutdown(gs *grpc.Server, lis net.Listener, served <-chan error, end time.Time) (aborted []string, err error) {
+func (s *Server) shutdown(gs *grpc.Server, lis *handshakes, served <-chan error, end time.Time) (aborted []string, err error) {
 	drain := time.NewTimer(s.drainTimeout)
 	defer drain.Stop()
 
 	// gRPC would close lis as well, but drop the error, and hold a mutex meanwhile
 	// that a hard stop needs.
 	err = closeListener(lis)
+	lis.stop()
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)

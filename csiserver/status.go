@@ -21,9 +21,9 @@ import (
 // unknown and kubelet takes INTERNAL and UNKNOWN as proof that nothing is left behind; of a
 // read-only call, INTERNAL.
 //
-// Secrets of the request that the message echoes are masked, as
-// [csispec.Redacted.RedactText] does: see [WithRedactedKeys]. Messages
-// are truncated to 4 KiB.
+// Secrets that the request had before the handler, and the message echoes, are masked, as
+// [csispec.Secrets.RedactText] does: see [WithRedactedKeys]. Messages are truncated to 4 KiB
+// as they are sent: gRPC sends a byte that is not ASCII as three.
 func StatusNormalization(opts ...InterceptorOption) Interceptor {
 	return statusNormalization(newInterceptorConfig(opts))
 }
@@ -32,24 +32,26 @@ func statusNormalization(c interceptorConfig) Interceptor {
 	redactKeys := c.redactKeys
 	return onlyCSI(Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+			ctx, c := enter(ctx)
+			t := c.take(req, redactKeys)
 			resp, err := next(ctx, req)
 			if err != nil {
-				return nil, normalize(info.FullMethod, req, redactKeys, err)
+				return nil, normalize(info.FullMethod, t, err)
 			}
 			return resp, nil
 		},
 		Stream: func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 			var first firstMessage
 			err := next(srv, &stream{ServerStream: ss, ctx: ss.Context(), onRecv: func(m any) error {
-				first.set(m)
+				first.set(m, redactKeys)
 				return nil
 			}})
-			return normalize(info.FullMethod, first.get(), redactKeys, err)
+			return normalize(info.FullMethod, first.get(), err)
 		},
 	})
 }
 
-func normalize(method string, req any, keys []string, err error) error {
+func normalize(method string, t *taken, err error) error {
 	if err == nil {
 		return err
 	}
@@ -57,7 +59,7 @@ func normalize(method string, req any, keys []string, err error) error {
 	if code == codes.Unavailable && !isClassified(err) {
 		code = outcomeUnknown(method)
 	}
-	message := strip(req, keys, messageOf(err))
+	message := t.strip(messageOf(err))
 	if strings.TrimSpace(message) == "" {
 		message = fmt.Sprintf("%s failed with %s and no message", shortName(method), code)
 	}
@@ -75,11 +77,18 @@ func isClassified(err error) bool {
 const maxMessage = 4 << 10
 
 func truncate(message string) string {
-	if len(message) <= maxMessage {
-		return message
+	sent := 0
+	for i := range len(message) {
+		// The protocol escapes these bytes as %XX.
+		if c := message[i]; c < ' ' || c > '~' || c == '%' {
+			sent += 2
+		}
+		if sent++; sent > maxMessage {
+			kept := strings.ToValidUTF8(message[:i], "")
+			return fmt.Sprintf("%s... (%d bytes more)", kept, len(message)-len(kept))
+		}
 	}
-	kept := strings.ToValidUTF8(message[:maxMessage], "")
-	return fmt.Sprintf("%s... (%d bytes more)", kept, len(message)-len(kept))
+	return message
 }
 
 // messageOf is the text of err without the prefix that gRPC adds to the status in it.

@@ -33,7 +33,9 @@ func WithValidationOptions(opts ...csispec.Option) InterceptorOption {
 }
 
 // WithRequestValidation sets what happens to requests that break the rules. The
-// default is [ValidationEnforce]. A driver with existing volumes whose IDs are longer
+// default is [ValidationEnforce]. For what Kubernetes sends although the specification
+// forbids it, there are options by name, for [WithValidationOptions]:
+// [csispec.WithInlineVolumesAllowed] and [csispec.WithLargeSecretsAllowed]. A driver with existing volumes whose IDs are longer
 // than 128 bytes needs [ValidationWarn], or they cannot be unpublished and deleted.
 func WithRequestValidation(mode ValidationMode) InterceptorOption {
 	return interceptorOption(func(c *interceptorConfig) { c.requests = mode })
@@ -65,7 +67,9 @@ func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
 	v := validator{logger: logger, interceptorConfig: c}
 	return Interceptor{
 		Unary: func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if err := v.request(ctx, info.FullMethod, req); err != nil {
+			ctx, c := enter(ctx)
+			t := c.take(req, v.redactKeys)
+			if err := v.request(ctx, info.FullMethod, t); err != nil {
 				return nil, err
 			}
 			resp, err := next(ctx, req)
@@ -73,7 +77,7 @@ func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
 				return resp, err
 			}
 			if found := v.validate(resp); found != nil {
-				if err := v.response(ctx, info.FullMethod, req, found, true); err != nil {
+				if err := v.response(ctx, info.FullMethod, t, found, true); err != nil {
 					return nil, err
 				}
 			}
@@ -85,11 +89,15 @@ func validation(logger *slog.Logger, c interceptorConfig) Interceptor {
 			var sent sentMessages
 			return next(srv, &stream{ServerStream: ss, ctx: ctx,
 				onRecv: func(m any) error {
-					first.set(m)
-					return v.request(ctx, info.FullMethod, m)
+					if first.set(m, v.redactKeys) {
+						return v.request(ctx, info.FullMethod, first.get())
+					}
+					t := new(taken)
+					t.take(m, v.redactKeys)
+					return v.request(ctx, info.FullMethod, t)
 				},
 				onSend: func(m any) error {
-					found := sent.validate(&v, first.get(), m)
+					found := sent.validate(&v, first.get().request(), m)
 					if found == nil {
 						return nil
 					}
@@ -107,11 +115,11 @@ type validator struct {
 	interceptorConfig
 }
 
-func (v *validator) request(ctx context.Context, method string, req any) error {
+func (v *validator) request(ctx context.Context, method string, t *taken) error {
 	if v.requests == ValidationOff {
 		return nil
 	}
-	found := v.validate(req)
+	found := v.validate(t.message)
 	if found == nil {
 		return nil
 	}
@@ -119,12 +127,12 @@ func (v *validator) request(ctx context.Context, method string, req any) error {
 	if v.requests == ValidationEnforce {
 		return found
 	}
-	v.warn(ctx, method, req, "request", found)
+	v.warn(ctx, method, t, "request", found)
 	return nil
 }
 
 // response refuses a response that breaks rules, or logs it and lets it pass.
-func (v *validator) response(ctx context.Context, method string, req any, found *csispec.Violations, log bool) error {
+func (v *validator) response(ctx context.Context, method string, t *taken, found *csispec.Violations, log bool) error {
 	unsendable := slices.ContainsFunc(found.All, func(x csispec.Violation) bool { return x.Rule == "utf-8" })
 	if v.responses == ValidationOff && !unsendable {
 		return nil
@@ -134,7 +142,7 @@ func (v *validator) response(ctx context.Context, method string, req any, found 
 		return status.Error(outcomeUnknown(method), found.Error())
 	}
 	if log {
-		v.warn(ctx, method, req, "response", found)
+		v.warn(ctx, method, t, "response", found)
 	}
 	return nil
 }
@@ -153,9 +161,9 @@ func (v *validator) validate(m any) *csispec.Violations {
 	return found
 }
 
-func (v *validator) warn(ctx context.Context, method string, req any, message string, found *csispec.Violations) {
-	v.logger.LogAttrs(ctx, slog.LevelWarn, message+" breaks rules of CSI", append(callAttrs(ctx, method, req),
-		slog.String("error", strip(req, v.redactKeys, found.Error())))...)
+func (v *validator) warn(ctx context.Context, method string, t *taken, message string, found *csispec.Violations) {
+	v.logger.LogAttrs(ctx, slog.LevelWarn, message+" breaks rules of CSI", append(callAttrs(ctx, method, t.request()),
+		slog.String("error", t.strip(found.Error())))...)
 }
 
 // sentMessages is the state of the messages sent on one stream, which are sent one at a
@@ -186,5 +194,5 @@ func (s *sentMessages) validate(v *validator, req, m any) *csispec.Violations {
 	if found == nil {
 		return inStream
 	}
-	return &csispec.Violations{Subject: found.Subject, All: slices.Concat(found.All, inStream.All)}
+	return &csispec.Violations{Subject: found.Subject, All: slices.Concat(found.All, inStream.All), Omitted: found.Omitted + inStream.Omitted}
 }

@@ -80,10 +80,10 @@ func (w *walker) characters(field, v string, r textRule) {
 func (w *walker) texts(field string, vs []string, limit int, r textRule) {
 	for i, v := range vs {
 		if v == "" && r&required != 0 {
-			w.add(index(field, i), "required", "is empty")
+			w.add(w.index(field, i), "required", "is empty")
 		}
 		if len(v) > limit || w.utf8 && !utf8.ValidString(v) {
-			w.text(index(field, i), v, limit, 0)
+			w.text(w.index(field, i), v, limit, 0)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func (w *walker) total(field string, vs []string, limit int) {
 	for i, v := range vs {
 		size += len(v)
 		if w.utf8 && !utf8.ValidString(v) {
-			w.notUTF8(index(field, i))
+			w.notUTF8(w.index(field, i))
 		}
 	}
 	if size > limit {
@@ -124,6 +124,9 @@ func (w *walker) secretMap(field string, m map[string]string) {
 		if !secretKey(k) {
 			badKeys++
 		}
+	}
+	if w.largeSecrets {
+		size = 0
 	}
 	w.mapSize(field, size, valid)
 	if badKeys > 0 {
@@ -224,6 +227,14 @@ func secretKey(k string) bool {
 
 func alnum(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// index is the path of a list's element, or empty if no further violation is kept.
+func (w *walker) index(field string, i int) string {
+	if len(w.found) == maxKept {
+		return ""
+	}
+	return index(field, i)
 }
 
 func index(field string, i int) string { return fmt.Sprintf("%s[%d]", field, i) }

@@ -43,7 +43,7 @@ func (w *walker) volumeCapabilityAccessModeByHand(m *csi.VolumeCapability_Access
 // nodePublishVolumeRequestByHand: FAILED_PRECONDITION is for a request that is well-formed
 // otherwise, which Violations.GRPCStatus ensures.
 func (w *walker) nodePublishVolumeRequestByHand(m *csi.NodePublishVolumeRequest) {
-	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" {
+	if w.present&stageUnstage != 0 && m.GetStagingTargetPath() == "" && !(w.inlineVolumes && m.GetVolumeContext()[VolumeContextEphemeral] == "true") {
 		w.addCode(codes.FailedPrecondition, "staging_target_path", "staging-path",
 			"is empty; NodeStageVolume must come first, because the plugin reports STAGE_UNSTAGE_VOLUME. "+
 				"Kubernetes does not stage an inline ephemeral volume, so the plugin does not support them: "+
@@ -76,7 +76,7 @@ func (w *walker) topologyRequirementByHand(m *csi.TopologyRequirement) {
 			}
 		}
 		if !requisite[segmentsKey(p)] {
-			w.add(index("preferred", i), "topology-preferred", "is not among requisite")
+			w.add(w.index("preferred", i), "topology-preferred", "is not among requisite")
 		}
 	}
 }
@@ -194,11 +194,11 @@ func (w *walker) getPluginInfoResponseByHand(m *csi.GetPluginInfoResponse) {
 func (w *walker) volumeGroupSnapshotByHand(m *csi.VolumeGroupSnapshot) {
 	for i, s := range m.GetSnapshots() {
 		if s.GetGroupSnapshotId() != m.GetGroupSnapshotId() {
-			w.add(index("snapshots", i)+".group_snapshot_id", "group-snapshot",
+			w.add(w.index("snapshots", i)+".group_snapshot_id", "group-snapshot",
 				"is %s and must be the group's own, %s", quote(s.GetGroupSnapshotId()), quote(m.GetGroupSnapshotId()))
 		}
 		if m.GetReadyToUse() && !s.GetReadyToUse() {
-			w.add(index("snapshots", i)+".ready_to_use", "group-snapshot", "is false, and ready_to_use of the group must be false then")
+			w.add(w.index("snapshots", i)+".ready_to_use", "group-snapshot", "is false, and ready_to_use of the group must be false then")
 		}
 	}
 }
@@ -217,7 +217,7 @@ func (w *walker) volumeHealthByHand(m *csi.VolumeHealth) {
 	for i, h := range all {
 		k := key{h.GetStatus(), h.GetReason()}
 		if seen[k] {
-			w.duplicate(index("health_statuses", i), "status and reason")
+			w.duplicate(w.index("health_statuses", i), "status and reason")
 		}
 		seen[k] = true
 	}
@@ -234,7 +234,7 @@ func (w *walker) nodeGetStorageHealthResponseByHand(m *csi.NodeGetStorageHealthR
 			return o.GetStatus() == h.GetStatus() && o.GetReason() == h.GetReason() &&
 				proto.Equal(o.GetVolumeCapability(), h.GetVolumeCapability())
 		}) {
-			w.duplicate(index("backend_health", i), "status, reason and volume_capability")
+			w.duplicate(w.index("backend_health", i), "status, reason and volume_capability")
 		}
 	}
 }

@@ -10,6 +10,8 @@ type config struct {
 	relativeVolumePath     bool
 	emptyMutableParameters bool
 	emptySnapshotIDs       bool
+	inlineVolumes          bool
+	largeSecrets           bool
 	allowUnknown           bool
 	refuseAlpha            bool
 }
@@ -101,4 +103,20 @@ func WithEmptyMutableParametersAllowed() Option {
 // GetVolumeGroupSnapshotRequest without snapshot_ids. csi-sanity sends such requests.
 func WithEmptySnapshotIDsAllowed() Option {
 	return option(func(c config) config { c.emptySnapshotIDs = true; return c })
+}
+
+// WithInlineVolumesAllowed accepts a NodePublishVolumeRequest without staging_target_path
+// for an inline ephemeral volume, even if the plugin reports STAGE_UNSTAGE_VOLUME: Kubernetes
+// does not stage such a volume. It needs "Ephemeral" in the volumeLifecycleModes of the
+// CSIDriver, and podInfoOnMount, for which kubelet marks the request by
+// csi.storage.k8s.io/ephemeral in the volume_context.
+func WithInlineVolumesAllowed() Option {
+	return option(func(c config) config { c.inlineVolumes = true; return c })
+}
+
+// WithLargeSecretsAllowed accepts secrets of more than the 4 KiB that the specification
+// allows for a map: Kubernetes passes a Secret as a whole, of up to 1 MiB, and of those that
+// hold certificates many are larger.
+func WithLargeSecretsAllowed() Option {
+	return option(func(c config) config { c.largeSecrets = true; return c })
 }

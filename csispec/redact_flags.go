@@ -4,13 +4,17 @@ import "strings"
 
 // credentialWords identify a credential by the name of a mount option. They match more
 // than credentials: masking key=path is better than printing a password.
-var credentialWords = []string{"pass", "pwd", "cred", "secret", "token", "key"}
+var credentialWords = []string{"pass", "pwd", "pw", "cred", "secret", "token", "key", "auth", "sig", "sas"}
+
+// longestFlag is what the specification allows for all flags of a volume. A longer flag is
+// refused, and masked as a whole before that.
+const longestFlag = mapMax
 
 // redactFlag masks what is secret in the i-th mount flag, and the name of a user,
 // which is half of a credential.
 func redactFlag(flags []string, i int) string {
 	flag := flags[i]
-	if follows(flags, i) {
+	if len(flag) > longestFlag || follows(flags, i) {
 		return mask
 	}
 	before, secret, after := cutSecret(flag, true)
@@ -29,9 +33,9 @@ func redactFlag(flags []string, i int) string {
 }
 
 // follows reports whether flag i is the value of a credential flag before it, as in
-// --password x.
+// --password x. The value may begin with a dash.
 func follows(flags []string, i int) bool {
-	if i == 0 || !strings.HasPrefix(flags[i-1], "-") || strings.HasPrefix(flags[i], "-") {
+	if i == 0 || !strings.HasPrefix(flags[i-1], "-") || len(flags[i-1]) > longestFlag {
 		return false
 	}
 	return !strings.ContainsAny(flags[i-1], "=: \t") && isCredential(flags[i-1])
@@ -75,9 +79,9 @@ func credential(flag string, users bool) (from, to int) {
 	return len(flag), len(flag)
 }
 
-// optionSecret returns where the secret or the user name in one option begins, or -1. The
-// name of an option ends at the first '=' or ':', and at white space: both
-// "-o password=x" and "password x" are found.
+// optionSecret returns where the secret or the user name in one option begins, or -1. A
+// name ends at a '=' or ':', and at white space: "-o password=x", "--options=ro:password=x"
+// and "password x" are found.
 func optionSecret(opt string) (at int, user bool) {
 	word := 0
 	for i := range len(opt) {
@@ -95,7 +99,7 @@ func optionSecret(opt string) (at int, user bool) {
 			if strings.Contains(strings.ToLower(name), "user") {
 				return i + 1, true
 			}
-			return -1, false
+			word = i + 1
 		}
 	}
 	return -1, false
@@ -111,12 +115,34 @@ func isCredential(name string) bool {
 	return false
 }
 
-// userInfo finds the user information before the host in a URL.
+// userInfo finds the user information before the host in a URL, with or without its
+// scheme.
 func userInfo(flag string) (from, to int) {
-	if i := strings.Index(flag, "://"); i >= 0 {
-		if j := strings.LastIndexByte(flag, '@'); j > i+len("://") {
-			return i + len("://"), j
+	if i := strings.Index(flag, "//"); i >= 0 {
+		if j := strings.LastIndexByte(flag, '@'); j > i+len("//") {
+			return i + len("//"), j
 		}
 	}
 	return len(flag), len(flag)
+}
+
+// flagSecrets calls add for every secret in a mount flag, until it returns false.
+func flagSecrets(flag string, add func(string) bool) bool {
+	for {
+		_, secret, after := cutSecret(flag, false)
+		if secret == "" {
+			return true
+		}
+		if !add(secret) {
+			return false
+		}
+		// The text after a comma may be another option, and the user information of a
+		// URL has a password after its colon.
+		for _, sep := range []string{",", ":"} {
+			if a, b, found := strings.Cut(secret, sep); found && (!add(a) || !add(b)) {
+				return false
+			}
+		}
+		flag = after
+	}
 }

@@ -145,6 +145,16 @@ func TestRedactMountFlags(t *testing.T) {
 		{"url=https://me:x@host/p", "url=https://***stripped***@host/p"},
 		{"url=https://me:x@host/p,token=y", "url=https://***stripped***@host/p,token=***stripped***"},
 		{"url=https://host/p", "url=https://host/p"},
+		{"-o=password=x", "-o=password=***stripped***"},
+		{"--options=ro:password=x", "--options=ro:password=***stripped***"},
+		{"data=password=x", "data=password=***stripped***"},
+		{"data=user=me,ro", "data=user=***stripped***,ro"},
+		{"//me:x@host/share", "//***stripped***@host/share"},
+		{"sv=2024,sig=x", "sv=2024,sig=***stripped***"},
+		{"sas=x", "sas=***stripped***"},
+		{"auth=x", "auth=***stripped***"},
+		{"pw=x", "pw=***stripped***"},
+		{"lowerdir=/a:/b,upperdir=/c", "lowerdir=/a:/b,upperdir=/c"},
 		{"", ""},
 	} {
 		m := &csi.VolumeCapability_MountVolume{MountFlags: []string{tt.flag}}
@@ -159,7 +169,7 @@ func TestRedactMountFlags(t *testing.T) {
 // mount -t fuse.x -- --secret-key abc.
 func TestRedactSplitMountFlags(t *testing.T) {
 	m := publish("s3cret", "--secret-key", "abcdef", "noatime", "-password", "--ro", "--key=x", "y", "keyed", "z")
-	const want = `["--secret-key","***stripped***","noatime","-password","--ro","--key=***stripped***","y","keyed","z"]`
+	const want = `["--secret-key","***stripped***","noatime","-password","***stripped***","--key=***stripped***","y","keyed","z"]`
 	var b bytes.Buffer
 	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "message", csispec.Redact(m))
 	for _, got := range []string{csispec.Redact(m).String(), b.String()} {

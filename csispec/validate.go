@@ -49,7 +49,7 @@ func Validate(m proto.Message, opts ...Option) error {
 			w.found[i].Code = code
 		}
 	}
-	return &Violations{Subject: name, All: w.found}
+	return &Violations{Subject: name, All: w.found, Omitted: w.omitted}
 }
 
 func isRequest(m proto.Message) bool {
@@ -66,6 +66,8 @@ type walker struct {
 	steps   [maxDepth]step
 	depth   int
 	found   []Violation
+	omitted int  // not in found, which has maxKept
+	invalid bool // found has one with InvalidArgument
 }
 
 // A step is the field of a message that holds the next one.
@@ -112,5 +114,13 @@ func (w *walker) add(field, rule, format string, args ...any) {
 }
 
 func (w *walker) addCode(code codes.Code, field, rule, format string, args ...any) {
+	invalid := code == codes.OK || code == codes.InvalidArgument
+	if len(w.found) == maxKept {
+		if w.omitted++; !invalid || w.invalid {
+			return
+		}
+		w.found = w.found[:maxKept-1] // for the code of the whole
+	}
+	w.invalid = w.invalid || invalid
 	w.found = append(w.found, Violation{Field: w.path(field), Rule: rule, Code: code, Text: fmt.Sprintf(format, args...)})
 }

@@ -33,12 +33,15 @@ type Violation struct {
 
 // Violations is the error of [Validate], [CheckCapabilities], [RoundCapacity],
 // [MetadataStream] and [History]: every rule
-// that Subject breaks, in the order of its fields. All is never empty.
+// that Subject breaks, in the order of its fields. All is never empty. That of Validate
+// has at most 256, however many a message breaks.
 type Violations struct {
 	// Subject names the validated object: the short name of the message, as in
 	// "NodePublishVolumeRequest", or "capabilities" or "capacity_range".
 	Subject string
 	All     []Violation
+	// Omitted counts violations that are not in All.
+	Omitted int
 }
 
 // Limits of the text. A status message is sent in an HTTP/2 header, and clients other than
@@ -46,6 +49,8 @@ type Violations struct {
 const (
 	maxListed = 32
 	maxText   = 4 << 10
+	// maxKept bounds the memory for a message of millions of empty elements.
+	maxKept = 256
 )
 
 // Error lists the fields and what is wrong with each, up to 32 of them and 4 KiB.
@@ -55,7 +60,7 @@ func (v *Violations) Error() string {
 	b.WriteString(v.Subject)
 	for i, x := range v.All {
 		if i == maxListed || b.Len() > maxText {
-			fmt.Fprintf(&b, "; and %d more", len(v.All)-i)
+			fmt.Fprintf(&b, "; and %d more", len(v.All)-i+v.Omitted)
 			break
 		}
 		if i == 0 {
