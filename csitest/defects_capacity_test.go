@@ -216,6 +216,7 @@ var topologyDefects = []defect{
 				requisite[0].Segments = refdriver.SecondTopology()
 			}
 		}),
+		also: because("it asks for one place, too", "topology.create.all-of-requisite"),
 	},
 	{
 		breaks: "topology.create.any-of-requisite", does: "all of requisite must do",
@@ -223,6 +224,7 @@ var topologyDefects = []defect{
 			requisite, preferred := places(r)
 			return len(requisite) > 1 && len(preferred) == 0
 		}),
+		also: because("it asks for one of two places, too", "topology.create.all-of-requisite"),
 	},
 	{
 		breaks: "topology.create.next-preferred", does: "the first of preferred must do",

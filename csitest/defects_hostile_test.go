@@ -23,14 +23,17 @@ import (
 // forSidecar does something before a call of one sidecar.
 func forSidecar(name, method string, do func() error) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		agent := strings.Join(metadata.ValueFromIncomingContext(ctx, "user-agent"), " ")
-		if strings.Contains(agent, "csicheck as "+name) && path.Base(info.FullMethod) == method {
+		if strings.Contains(userAgent(ctx), "csicheck as "+name) && path.Base(info.FullMethod) == method {
 			if err := do(); err != nil {
 				return nil, err
 			}
 		}
 		return handler(ctx, req)
 	}
+}
+
+func userAgent(ctx context.Context) string {
+	return strings.Join(metadata.ValueFromIncomingContext(ctx, "user-agent"), " ")
 }
 
 // tooLate is what a second is too short for.

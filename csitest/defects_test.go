@@ -28,12 +28,14 @@ var elsewhere = map[string]string{
 	"node.publish.block-data":     "a real block device: examples/blockdriver",
 	"node.publish.block-readonly": "a real block device: examples/blockdriver",
 	"node.expand.grows-block":     "a real block device: examples/blockdriver",
+	"node.stats.block-at-kubelet": "a real block device: examples/blockdriver",
 }
 
 var defects = slices.Concat(identityDefects, unimplementedDefects, requiredDefects, createDefects, deleteDefects, listDefects, attachDefects,
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, mountGroupDefects, restartDefects,
 	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, conflictDefects,
-	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects)
+	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects,
+	kubernetesDefects, exceedingDefects, sanityDefects, placeDefects, logDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 

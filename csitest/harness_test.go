@@ -47,6 +47,7 @@ type defect struct {
 	// directories of one file system are what is mounted.
 	directories bool
 	namedIDs    bool // follow from names
+	noStaging   bool
 	plain       bool // raw block volumes are files, which the rule checks; no other rule can
 	only        bool // and no sample: the defect makes calls wait
 	alone       bool // no other rule is run: most would find it
@@ -69,7 +70,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	})
 	log := filepath.Join(dir, "log")
 	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, SecondTopology: refdriver.SecondTopology(), Log: log}
-	cfg := Config{listTimeout: 200 * time.Millisecond, Dir: dir, Size: 64 << 20, CheckMounts: d.kernel || d.plain, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}}
+	cfg := Config{listTimeout: 200 * time.Millisecond, Dir: dir, Size: 64 << 20, CheckMounts: d.kernel || d.plain, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}, Secrets: map[string]string{"password": "right"}}
 
 	state := refdriver.NewState()
 	note := func(text string) {
@@ -80,7 +81,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 		}
 	}
 	start := func(socket string, unary grpc.UnaryServerInterceptor) (stop func()) {
-		ref := &refdriver.Driver{State: state, NamedIDs: d.namedIDs, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
+		ref := &refdriver.Driver{State: state, NamedIDs: d.namedIDs, NoStaging: d.noStaging, Log: note, Validate: func(m proto.Message) error { return csispec.Validate(m) }}
 		if d.kernel {
 			ref.Dir, ref.Directories = filepath.Join(dir, "volumes"), d.directories
 			os.MkdirAll(ref.Dir, 0o750)

@@ -3,6 +3,7 @@ package csitest
 import (
 	"context"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/csikit/csikit/csispec"
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/refdriver"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -30,6 +32,7 @@ type legal struct {
 	// directories of one file system are what is mounted: there is nothing else to see.
 	directories bool
 	namedIDs    bool // follow from names
+	noStaging   bool
 	// advice has the rules of level SHOULD that it does not keep.
 	advice []string
 	// config changes the run's, as a user would who knows the driver.
@@ -53,7 +56,7 @@ func TestLegal(t *testing.T) {
 					gate.UserNS(t)
 				}
 				t.Parallel()
-				target, cfg := reference(t, defect{unary: l.unary, stream: l.stream, kernel: kernel, directories: l.directories, namedIDs: l.namedIDs})
+				target, cfg := reference(t, defect{unary: l.unary, stream: l.stream, kernel: kernel, directories: l.directories, namedIDs: l.namedIDs, noStaging: l.noStaging})
 				if l.config != nil {
 					l.config(&cfg)
 				}
@@ -160,6 +163,15 @@ func legalDrivers() []legal {
 		)},
 		{name: "volumes are directories of a larger file system", directories: true},
 		{name: "IDs follow from names", namedIDs: true},
+		{name: "nothing is staged", noStaging: true},
+		{name: "volumes and snapshots are in two places", lacks: true, unary: inTwoPlaces()},
+		{name: "inline volumes", lacks: true, unary: inlineVolumes(func(path string) error { return os.Remove(path) })},
+		{name: "secrets are checked", lacks: true, unary: func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+			if r, ok := req.(interface{ GetSecrets() map[string]string }); ok && strings.HasPrefix(r.GetSecrets()["password"], "wrong-") {
+				return nil, status.Error(codes.Unauthenticated, "the password is wrong")
+			}
+			return handler(ctx, req)
+		}},
 		{name: "sizes are not known, and not compared", lacks: true, unary: chain(
 			ifTaken(func(r, first *csi.CreateVolumeRequest) { r.CapacityRange = proto.CloneOf(first.GetCapacityRange()) }),
 			volumeChanged(func(v *csi.Volume) { v.CapacityBytes = 0 }),
@@ -193,6 +205,57 @@ func legalDrivers() []legal {
 			"source.clone.reported", "controller.unpublish.node-missing",
 		}},
 	}, withoutEach())
+}
+
+// inTwoPlaces reports every volume and snapshot to be in both zones.
+func inTwoPlaces() grpc.UnaryServerInterceptor {
+	both := func(t []*csi.Topology) []*csi.Topology {
+		there := &csi.Topology{Segments: refdriver.SecondTopology()}
+		if len(t) == 1 && proto.Equal(t[0], there) {
+			there = proto.CloneOf(t[0])
+			for k := range there.Segments {
+				there.Segments[k] = "a"
+			}
+		}
+		return append(slices.Clone(t), there)
+	}
+	return chain(
+		volumeChanged(func(v *csi.Volume) { v.AccessibleTopology = both(v.AccessibleTopology) }),
+		after(func(r *csi.ControllerGetVolumeResponse) {
+			r.Volume.AccessibleTopology = both(r.Volume.AccessibleTopology)
+		}),
+		after(func(r *csi.ListVolumesResponse) {
+			for _, e := range r.Entries {
+				e.Volume.AccessibleTopology = both(e.Volume.AccessibleTopology)
+			}
+		}),
+		snapshotChanged(func(s *csi.Snapshot) { s.AccessibleTopology = both(s.AccessibleTopology) }),
+	)
+}
+
+// inlineVolumes publishes them as empty directories; remove is called by NodeUnpublishVolume.
+func inlineVolumes(remove func(path string) error) grpc.UnaryServerInterceptor {
+	isInline := func(id string) bool { return strings.HasPrefix(id, "csi-") }
+	return chain(
+		instead(func(r *csi.NodePublishVolumeRequest) (proto.Message, error) {
+			if r.GetVolumeContext()[kubernetesPrefix+"ephemeral"] != "true" || !isInline(r.GetVolumeId()) {
+				return nil, nil
+			}
+			if err := os.Mkdir(r.GetTargetPath(), 0o750); err != nil && !os.IsExist(err) {
+				return nil, status.Error(codes.Unavailable, err.Error())
+			}
+			return &csi.NodePublishVolumeResponse{}, nil
+		}),
+		instead(func(r *csi.NodeUnpublishVolumeRequest) (proto.Message, error) {
+			if !isInline(r.GetVolumeId()) {
+				return nil, nil
+			}
+			if err := remove(r.GetTargetPath()); err != nil && !os.IsNotExist(err) {
+				return nil, status.Error(codes.Unavailable, err.Error())
+			}
+			return &csi.NodeUnpublishVolumeResponse{}, nil
+		}),
+	)
 }
 
 // oneAtATime refuses a call while another about the same object is under way.

@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -43,6 +44,23 @@ func deviceOf(path string) uint64 {
 		return 0
 	}
 	return uint64(st.Dev) //nolint:unconvert // not on every architecture
+}
+
+// bindFile makes a file at a path, and binds another one to it.
+func bindFile(from, to string) (undo func(), err error) {
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f.Close()
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return nil, errors.Join(&os.PathError{Op: "bind", Path: to, Err: err}, os.Remove(to))
+	}
+	return func() {
+		if unix.Unmount(to, unix.UMOUNT_NOFOLLOW) == nil {
+			_ = os.Remove(to) // if not, it is listed as left behind
+		}
+	}, nil
 }
 
 // owner is the group of the file at the path, and its mode.

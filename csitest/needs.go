@@ -28,6 +28,7 @@ const (
 	FacilityMutableParameters  Facility = "mutable parameters"  // Config.MutableParameters
 	FacilityOtherRules         Facility = "other rules"         // Config.Rules, which must also select rules that make calls
 	FacilityRestart            Facility = "restart"             // Target.Start or Target.Restart
+	FacilitySecrets            Facility = "secrets"             // Config.Secrets
 	FacilitySecondNode         Facility = "second node"         // Target.SecondNode
 	FacilitySecondTopology     Facility = "second topology"     // Target.SecondTopology
 )

@@ -72,7 +72,10 @@ func Rules(patterns ...string) []Rule {
 		restartRules,
 		secretRules,
 		hostileRules,
+		exceedingRules,
+		kubernetesRules,
 		sidecarRules,
+		logRules,
 		// These check the calls of all others and come last.
 		statusRules,
 		responseRules,

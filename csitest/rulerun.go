@@ -165,8 +165,13 @@ func (c *ruleRun) invoke(method string, req, resp proto.Message) answer[proto.Me
 	if strings.HasPrefix(method, "/csi.v1.Node/") || c.run.controller == c.run.node {
 		to, endpoint = c.run.node, c.run.target.Endpoint
 	}
+	return c.invokeOver(&conn{to: to, endpoint: endpoint, c: c}, method, req, resp)
+}
+
+// invokeOver is invoke over a connection of the rule's own.
+func (c *ruleRun) invokeOver(to *conn, method string, req, resp proto.Message) answer[proto.Message] {
 	ctx, call := withCall(c.ctx)
-	err := (&conn{to: to, endpoint: endpoint, c: c}).Invoke(ctx, method, req, resp)
+	err := to.Invoke(ctx, method, req, resp)
 	return answer[proto.Message]{Call: *call, c: c, Resp: &resp, Err: err}
 }
 

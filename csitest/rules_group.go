@@ -49,6 +49,42 @@ var groupRules = []Rule{
 		},
 	},
 	{
+		ID: "group.delete.no-snapshot-ids", Level: Must, Spec: "DeleteVolumeGroupSnapshot",
+		Title: "DeleteVolumeGroupSnapshot without snapshot_ids is INVALID_ARGUMENT, or deletes the group",
+		Why:   "The field is required. csi-sanity v5.6.0 leaves it out and expects OK, which is accepted if the group is gone then. A group that is half deleted is not found again.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *ruleRun) {
+			g := c.group(c.volume())
+			req := deleteGroupRequest(g)
+			req.SnapshotIds = nil
+			a := send(c, c.Group.DeleteVolumeGroupSnapshot, req)
+			a.wants(codes.InvalidArgument, codes.OK)
+			if get := send(c, c.Group.GetVolumeGroupSnapshot, getGroupRequest(g)); a.Err == nil {
+				get.wants(codes.NotFound)
+			} else {
+				get.ok()
+			}
+		},
+	},
+	{
+		ID: "group.get.no-snapshot-ids", Level: Must, Spec: "GetVolumeGroupSnapshot",
+		Title: "GetVolumeGroupSnapshot without snapshot_ids is INVALID_ARGUMENT, or returns the group",
+		Why:   "The field is required. csi-sanity v5.6.0 leaves it out and expects OK, which is accepted with all members.",
+		Needs: needs(createVolume, groupService),
+		check: func(c *ruleRun) {
+			g := c.group(c.volume(), c.volume())
+			req := getGroupRequest(g)
+			req.SnapshotIds = nil
+			a := send(c, c.Group.GetVolumeGroupSnapshot, req)
+			if a.is(codes.InvalidArgument) {
+				return
+			}
+			if got := a.ok().GetGroupSnapshot(); got.GetGroupSnapshotId() != g.GetGroupSnapshotId() || len(got.GetSnapshots()) != 2 {
+				a.wrong("the group with its two snapshots, or InvalidArgument")
+			}
+		},
+	},
+	{
 		ID: "group.get.missing", Level: Must, Spec: "GetVolumeGroupSnapshot",
 		Title: "a group that does not exist is NOT_FOUND",
 		Why:   "The code decides whether the CO treats the group as deleted, or retries.",

@@ -72,6 +72,19 @@ var modifyRules = []Rule{
 		},
 	},
 	{
+		ID: "controller.modify.no-parameters", Level: Must, Spec: "ControllerModifyVolume",
+		Title: "ControllerModifyVolume without mutable_parameters is INVALID_ARGUMENT, or changes nothing",
+		Why:   "The field is required. csi-sanity v5.6.0 leaves it out, and takes the RPC for broken unless it is OK: that is accepted, too.",
+		Needs: needs(createVolume, modifyVolume),
+		check: func(c *ruleRun) {
+			v := c.volume()
+			send(c, c.Controller.ControllerModifyVolume, v.modifyRequest(nil)).wants(codes.InvalidArgument, codes.OK)
+			if a := send(c, c.Controller.CreateVolume, v.made); a.ok().GetVolume().GetVolumeId() != v.id {
+				a.wrong("volume_id %q: the volume is as it was made", v.id)
+			}
+		},
+	},
+	{
 		ID: "controller.modify.all-or-nothing", Level: Must, Spec: "ControllerModifyVolume",
 		Title: "a parameter that is not known among good ones is INVALID_ARGUMENT, and the volume is as it was",
 		Why: "Nothing may be applied when the call fails: external-resizer goes back to the old class and believes it in force. " +

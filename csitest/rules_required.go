@@ -12,7 +12,7 @@ import (
 
 // A rule of this table sends a request that would succeed, once without each of its
 // required fields. mutable_parameters and snapshot_ids are not among them: csi-sanity leaves
-// them out and expects another answer (csispec.WithCSISanity).
+// them out and expects another answer (csispec.WithCSISanity), which rules of their own accept.
 var requiredRules = []Rule{
 	required("controller.create", "CreateVolume", func(c *ruleRun) proto.Message { return c.createRequest() },
 		[]string{"name", "volume_capabilities"}, createVolume),

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -107,6 +109,63 @@ var secretRules = []Rule{
 			}
 		},
 	},
+	{
+		ID: "secrets.wrong", Level: Must, Spec: "Secrets Requirements",
+		Title: "secrets that are not valid for authentication are UNAUTHENTICATED",
+		Why: "The code tells the operator to mend the secrets. Sent are those of the run with other values, once with each RPC; OK is accepted, since a driver need not " +
+			"authenticate with them, and so are PERMISSION_DENIED and, for a value that cannot be one, INVALID_ARGUMENT.",
+		Needs: needs(createVolume, secretsGiven),
+		check: func(c *ruleRun) {
+			wrong := map[string]string{}
+			for k := range c.run.cfg.Secrets {
+				wrong[k] = "wrong-" + rand.Text()
+			}
+			c.withEachSecret(func(r rpc, req proto.Message) {
+				req.ProtoReflect().Set(req.ProtoReflect().Descriptor().Fields().ByName("secrets"), secretsOf(wrong))
+				a := c.invoke(r.path(), req, r.response())
+				if !a.is(codes.OK, codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument) {
+					c.breach(a.Call, "Unauthenticated: the secrets are wrong", a.responseText())
+				}
+			})
+		},
+	},
+}
+
+var secretsGiven = Need{"secrets", FacilitySecrets, func(r *run) bool { return len(r.cfg.Secrets) > 0 }}
+
+// withEachSecret calls do with a request of each RPC that has secrets and is about volumes,
+// with which nothing is wrong.
+func (c *ruleRun) withEachSecret(do func(rpc, proto.Message)) {
+	try := func(requests ...proto.Message) {
+		for _, req := range requests {
+			i := slices.IndexFunc(rpcs, func(r rpc) bool { return r.method+"Request" == string(req.ProtoReflect().Descriptor().Name()) })
+			if rpcs[i].promised(c) {
+				do(rpcs[i], req)
+			}
+		}
+	}
+	v := c.volume().attach().stage()
+	try(c.createRequest(), v.validateRequest(), v.attachRequest(), v.snapshotRequest(), v.stageRequest(), v.publishRequest("a"))
+	if c.has(mutable) {
+		try(v.modifyRequest(c.run.cfg.MutableParameters))
+	}
+	if c.has(nodeService) {
+		v.publish("a")
+	}
+	if !c.has(offlineExpansionOnly) {
+		try(v.expandRequest(c.run.cfg.Size), v.nodeExpandRequest("a", c.run.cfg.Size))
+	}
+	if c.has(nodeService) {
+		v.unpublish("a").unstage()
+	}
+	try(v.detachRequest())
+	v.detach()
+	try(v.deleteRequest())
+}
+
+func secretsOf(m map[string]string) protoreflect.Value {
+	r := (&csi.CreateVolumeRequest{Secrets: m}).ProtoReflect()
+	return r.Get(r.Descriptor().Fields().ByName("secrets"))
 }
 
 func masked(text, secret string) string { return strings.ReplaceAll(text, secret, "<THE SECRET>") }

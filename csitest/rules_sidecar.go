@@ -55,6 +55,13 @@ var sidecars = []sidecar{
 		answered(10*time.Second, probe), answered(10*time.Second, pluginInfo), answered(10*time.Second, pluginCaps),
 		answered(10*time.Second, controllerCaps), answered(10*time.Second, controllerCaps), answered(10*time.Second, controllerCaps),
 	}},
+	{"external-resizer-node-only", needs(without(expandVolume), nodeExpandVolume), false, []question{
+		answered(10*time.Second, probe), answered(10*time.Second, pluginInfo), answered(10*time.Second, pluginCaps),
+		answered(10*time.Second, controllerCaps), answered(10*time.Second, "Node/NodeGetCapabilities"), // on the controller's endpoint
+	}},
+	{"external-health-monitor", needs(volumeHealth), false, []question{
+		answered(time.Second, pluginInfo, pluginCaps, controllerCaps, controllerCaps, controllerCaps),
+	}},
 	{"external-snapshotter", needs(createSnapshot), false, []question{
 		answered(time.Minute, pluginInfo), answered(time.Minute, probe), answered(time.Minute, controllerCaps),
 	}},

@@ -1,6 +1,7 @@
 package csitest
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -10,8 +11,9 @@ import (
 )
 
 var (
-	volumeTopology = pluginCap(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
-	secondTopology = Need{"another place where volumes can be made", FacilitySecondTopology, func(r *run) bool { return len(r.target.SecondTopology) > 0 }}
+	volumeTopology   = pluginCap(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS)
+	snapshotTopology = pluginCap(csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS)
+	secondTopology   = Need{"another place where volumes can be made", FacilitySecondTopology, func(r *run) bool { return len(r.target.SecondTopology) > 0 }}
 )
 
 // place is where the node is.
@@ -47,6 +49,29 @@ func within(volume, place *csi.Topology) bool {
 func accessible(v *csi.Volume, place *csi.Topology) bool {
 	all := v.GetAccessibleTopology()
 	return len(all) == 0 || slices.ContainsFunc(all, func(t *csi.Topology) bool { return within(t, place) })
+}
+
+// usable reports whether s can be restored in the place. No topology means everywhere.
+func usable(s *csi.Snapshot, place *csi.Topology) bool {
+	return accessible(&csi.Volume{AccessibleTopology: s.GetAccessibleTopology()}, place)
+}
+
+// reaches is from how many of the places v is accessible.
+func reaches(v *csi.Volume, places []*csi.Topology) (n int) {
+	for _, p := range places {
+		if accessible(v, p) {
+			n++
+		}
+	}
+	return n
+}
+
+func topologyText(places []*csi.Topology) string {
+	all := make([]string, len(places))
+	for i, p := range places {
+		all[i] = requestJSON(p)
+	}
+	return strings.Join(all, " and ")
 }
 
 func placed(requisite, preferred []*csi.Topology) volumeOption {
@@ -130,6 +155,60 @@ var topologyRules = []Rule{
 					c.fail("accessible_topology that has "+requestJSON(places[0]), "%s", requestJSON(v.created))
 				}
 				slices.Reverse(places)
+			}
+		},
+	},
+	{
+		ID: "topology.create.all-of-requisite", Level: Must, Spec: "TopologyRequirement",
+		Title: "a volume that is accessible from several places is so from as many of requisite as it has places",
+		Why: "With as many places as requisite has, or more, it is accessible from all of requisite; with fewer, each of its places is another one of requisite. " +
+			"The CO starts pods in all of them.",
+		Needs: needs(createVolume, volumeTopology, nodeService, secondTopology),
+		check: func(c *ruleRun) {
+			here, there := c.place(), &csi.Topology{Segments: c.run.target.SecondTopology}
+			for _, requisite := range [][]*csi.Topology{{here}, {there}, {here, there}} {
+				v := c.volume(placed(requisite, nil)).created
+				if reached, want := reaches(v, requisite), min(len(v.GetAccessibleTopology()), len(requisite)); reached < want {
+					c.error(fmt.Sprintf("accessible_topology with %d of requisite %s", want, topologyText(requisite)), "%s", requestJSON(v))
+				}
+			}
+		},
+	},
+	{
+		ID: "topology.create.preferred-together", Level: Should, Spec: "TopologyRequirement",
+		Title: "a volume that is accessible from two places is so from both that are preferred",
+		Why:   "The combination of the preferred places is tried first, before any other of requisite.",
+		Needs: needs(createVolume, volumeTopology, nodeService, secondTopology),
+		check: func(c *ruleRun) {
+			here, there := c.place(), &csi.Topology{Segments: c.run.target.SecondTopology}
+			preferred := []*csi.Topology{here, there}
+			v := c.volume(placed([]*csi.Topology{nowhere(here), here, there}, preferred)).created
+			if len(v.GetAccessibleTopology()) > 1 && reaches(v, preferred) < 2 {
+				c.fail("accessible_topology with "+topologyText(preferred), "%s", requestJSON(v))
+			}
+		},
+	},
+	{
+		ID: "topology.snapshot.usable-from", Level: Must, Spec: "CreateSnapshot",
+		Title: "a snapshot that is requested for the topology of the node is usable from it, and for a place that does not exist it is not created",
+		Why:   "The CO restores it where the pod is. Volumes from a snapshot are accessible from where it is usable.",
+		Needs: needs(createVolume, createSnapshot, snapshotTopology, nodeService),
+		check: func(c *ruleRun) {
+			here, v := c.place(), c.volume()
+			req := v.snapshotRequest()
+			req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{here}, Preferred: []*csi.Topology{here}}
+			s := c.snapshotOf(req)
+			if !usable(s, here) {
+				c.fail("accessible_topology that has "+requestJSON(here), "%s", requestJSON(s))
+			}
+			if restored := c.volume(from(snapshotSource(s.GetSnapshotId()))); !accessible(restored.created, here) {
+				c.fail("a volume that is accessible from "+requestJSON(here), "%s", requestJSON(restored.created))
+			}
+			req = v.snapshotRequest()
+			there := nowhere(here)
+			req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: []*csi.Topology{there}}
+			if a := send(c, c.Controller.CreateSnapshot, req); a.Err == nil && !usable(a.Resp.GetSnapshot(), there) {
+				a.wrong("an error: it cannot be usable from %s", requestJSON(there))
 			}
 		},
 	},

@@ -12,6 +12,7 @@ var flags = map[csitest.Facility]string{
 	csitest.FacilityMutableParameters:  "-mutable-parameters",
 	csitest.FacilityOtherRules:         "-rules with others, such as controller.",
 	csitest.FacilityRestart:            "-start or -restart",
+	csitest.FacilitySecrets:            "-secrets",
 	csitest.FacilitySecondNode:         "-second-node",
 	csitest.FacilitySecondTopology:     "-second-topology",
 }

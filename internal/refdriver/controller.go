@@ -356,7 +356,12 @@ func (d *Driver) CreateSnapshot(_ context.Context, req *csi.CreateSnapshotReques
 	if v == nil {
 		return nil, notFound("volume", req.GetSourceVolumeId())
 	}
+	where, err := choose(req.GetAccessibilityRequirements())
+	if err != nil {
+		return nil, err
+	}
 	s := d.takeSnapshot(req.GetName(), v)
+	s.AccessibleTopology = []*csi.Topology{where}
 	return &csi.CreateSnapshotResponse{Snapshot: s.Snapshot}, d.copyData(v.GetVolumeId(), s.GetSnapshotId())
 }
 
@@ -405,6 +410,11 @@ func (d *Driver) ControllerExpandVolume(_ context.Context, req *csi.ControllerEx
 	v := d.volumes[req.GetVolumeId()]
 	if v == nil {
 		return nil, notFound("volume", req.GetVolumeId())
+	}
+	if capability := req.GetVolumeCapability(); capability != nil {
+		if err := v.fits(capability, codes.InvalidArgument); err != nil {
+			return nil, err
+		}
 	}
 	r := req.GetCapacityRange()
 	if r.GetRequiredBytes() > poolSize || r.GetLimitBytes() > 0 && max(r.GetRequiredBytes(), v.GetCapacityBytes()) > r.GetLimitBytes() {

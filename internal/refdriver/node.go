@@ -21,7 +21,7 @@ import (
 func (d *Driver) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
 	for n := range csi.NodeServiceCapability_RPC_Type_name {
-		if n != 0 {
+		if n != 0 && !(d.NoStaging && n == int32(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)) {
 			resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 				Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_Type(n)}},
 			})
@@ -40,6 +40,9 @@ func (d *Driver) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 
 // NodeStageVolume implements csi.NodeServer.
 func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
+	if d.NoStaging {
+		return nil, status.Error(codes.Unimplemented, "volumes are not staged")
+	}
 	v := d.volumes[req.GetVolumeId()]
 	if v == nil {
 		return nil, notFound("volume", req.GetVolumeId())
@@ -68,6 +71,9 @@ func (d *Driver) NodeStageVolume(_ context.Context, req *csi.NodeStageVolumeRequ
 
 // NodeUnstageVolume implements csi.NodeServer.
 func (d *Driver) NodeUnstageVolume(_ context.Context, req *csi.NodeUnstageVolumeRequest) (*csi.NodeUnstageVolumeResponse, error) {
+	if d.NoStaging {
+		return nil, status.Error(codes.Unimplemented, "volumes are not staged")
+	}
 	v, path := d.volumes[req.GetVolumeId()], req.GetStagingTargetPath()
 	if v == nil || v.staged[path] == nil {
 		return &csi.NodeUnstageVolumeResponse{}, nil
@@ -93,7 +99,13 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 	if err := v.fits(req.GetVolumeCapability(), codes.FailedPrecondition); err != nil {
 		return nil, err
 	}
-	if v.staged[req.GetStagingTargetPath()] == nil {
+	from := req.GetStagingTargetPath()
+	if d.NoStaging {
+		from = d.data(v.GetVolumeId())
+		if v.attached[NodeID] == nil {
+			return nil, status.Error(codes.FailedPrecondition, "volume is not published to this node")
+		}
+	} else if v.staged[from] == nil {
 		return nil, status.Error(codes.FailedPrecondition, "volume is not staged there")
 	}
 	target := req.GetTargetPath()
@@ -113,10 +125,10 @@ func (d *Driver) NodePublishVolume(_ context.Context, req *csi.NodePublishVolume
 		// tmpfs has no mount option for the group of all files: each publish changes
 		// the group of those that are there, as kubelet does for other drivers.
 		if gid, noGroup := strconv.Atoi(req.GetVolumeCapability().GetMount().GetVolumeMountGroup()); noGroup == nil && !req.GetReadonly() {
-			err = setGroup(req.GetStagingTargetPath(), gid)
+			err = setGroup(from, gid)
 		}
 		if err == nil {
-			err = Bind(req.GetStagingTargetPath(), target, req.GetReadonly() || v.attached[NodeID].GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
+			err = Bind(from, target, req.GetReadonly() || v.attached[NodeID].GetReadonly(), req.GetVolumeCapability().GetMount().GetMountFlags()...)
 		}
 	}
 	if err != nil {

@@ -42,6 +42,9 @@ type Driver struct {
 	// NamedIDs makes an ID of what has a name follow from it, so that what is created again
 	// under the name has the ID of what was deleted.
 	NamedIDs bool
+	// NoStaging makes volumes be published without being staged, and staging_target_path
+	// mean nothing.
+	NoStaging bool
 	// Copied, if set, is called after every copy of data, with the names of the two
 	// directories below Dir: a volume's or a snapshot's ID.
 	Copied func(from, to string)
@@ -230,6 +233,7 @@ func (d *Driver) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	for _, t := range []csi.PluginCapability_Service_Type{
 		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
 		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE,
+		csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
 			Service: &csi.PluginCapability_Service{Type: t},
