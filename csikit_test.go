@@ -24,7 +24,7 @@ var templates = []struct {
 }{{
 	name: "blockdriver", driver: "block.csikit.dev", embedded: "filepool", test: "What to change for your own storage",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},
-	optional: []string{"capacity", "group", "health", "lifecycle", "list", "modify", "register", "snapshotmetadata", "snapshots", "telemetry"},
+	optional: []string{"capacity", "encryption", "group", "health", "lifecycle", "list", "modify", "register", "snapshotmetadata", "snapshots", "telemetry"},
 }, {
 	name: "nfsdriver", driver: "nfs.csikit.dev", embedded: "exportdir",
 	keep:     []string{"main.go", "driver/*.go", "storage/*.go"},

@@ -13,7 +13,7 @@ func TestDockerfiles(t *testing.T) {
 	for driver, want := range map[string][]stage{
 		"blockdriver": {
 			{name: "controller", scratch: true, binary: "/blockdriver", user: "65532:65532", entrypoint: "/blockdriver"},
-			{name: "node", packages: []string{"e2fsprogs", "util-linux", "xfsprogs"}, removed: []string{"/var/cache/ldconfig/aux-cache"}, binary: "/usr/local/bin/blockdriver", entrypoint: "/usr/local/bin/blockdriver"},
+			{name: "node", packages: []string{"cryptsetup-bin", "dmsetup", "e2fsprogs", "util-linux", "xfsprogs"}, removed: []string{"/var/cache/ldconfig/aux-cache"}, binary: "/usr/local/bin/blockdriver", entrypoint: "/usr/local/bin/blockdriver"},
 		},
 		"nfsdriver": {
 			{name: "nfsdriver", packages: []string{"nfs-common"}, removed: []string{"/usr/sbin/start-statd", "/var/cache/ldconfig/aux-cache"}, binary: "/usr/local/bin/nfsdriver", entrypoint: "/usr/local/bin/nfsdriver"},

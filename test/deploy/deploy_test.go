@@ -24,7 +24,7 @@ import (
 var drivers = []*driver{
 	{
 		name:     "blockdriver",
-		optional: map[string]string{"group-snapshots": "single-node", "node-lifecycle": "sidecar-free-node", "snapshot-metadata": "shared-pool"},
+		optional: map[string]string{"encryption": "shared-pool", "group-snapshots": "single-node", "node-lifecycle": "sidecar-free-node", "snapshot-metadata": "shared-pool"},
 	},
 	{
 		name:         "nfsdriver",

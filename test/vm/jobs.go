@@ -29,6 +29,7 @@ var table = []job{
 	// Growing a mounted ext4 needs CAP_SYS_RESOURCE, which developers' machines may lack. Only
 	// in one process: two would not test more of this kernel, and take as long again.
 	{pkg: "./examples/blockdriver/filepool", run: "^TestRules(OfGrowthOnline)?$/^(split=false|block|xfs|ext4)$", kernels: []string{"6.12"}, timeout: 10 * time.Minute},
+	{pkg: "./examples/blockdriver/filepool", run: "^TestDM", kernels: []string{"6.12"}, timeout: 20 * time.Minute},
 	{pkg: "./luks", run: "^TestDM", kernels: []string{"6.12"}, timeout: 15 * time.Minute},
 	{pkg: "./luks", run: "^TestDM(Lifecycle|ForeignMapping|Undo)$", kernels: []string{"6.1"}, timeout: 10 * time.Minute},
 	// csi-sanity can run once in a process.

@@ -297,13 +297,9 @@ func csiVolume(v storage.Volume) *csi.Volume {
 		m.AccessibleTopology = []*csi.Topology{v.Segments.Topology()}
 	}
 	if s := v.Source; s != nil && s.VolumeID != "" {
-		m.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{
-			Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.VolumeID},
-		}}
+		m.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: s.VolumeID}}}
 	} else if s != nil {
-		m.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{
-			Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.SnapshotID},
-		}}
+		m.ContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: s.SnapshotID}}}
 	}
 	return m
 }

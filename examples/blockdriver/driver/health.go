@@ -104,7 +104,7 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 }
 
 func (n *node) checkVolume(ctx context.Context, id string) ([]storage.Problem, error) {
-	if r, ok := n.devices.(storage.HealthReporter); ok {
+	if r, ok := n.storage.(storage.HealthReporter); ok {
 		return r.CheckVolume(ctx, id)
 	}
 	_, err := n.devices.Find(ctx, id)
@@ -122,7 +122,7 @@ func (n *node) checkMount(ctx context.Context, id, path string) *storage.Problem
 
 // NodeGetStorageHealth has one entry per reason.
 func (n *node) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
-	r, ok := n.devices.(storage.StorageHealthReporter)
+	r, ok := n.storage.(storage.StorageHealthReporter)
 	if !ok {
 		return nil, status.Error(codes.Unimplemented, "the storage does not report its health")
 	}

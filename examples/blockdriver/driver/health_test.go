@@ -93,14 +93,14 @@ func (brokenStorage) CheckStorage(context.Context) []storage.StorageProblem {
 }
 
 func TestStorageHealth(t *testing.T) {
-	n := &node{devices: brokenStorage{}}
+	n := &node{storage: brokenStorage{}}
 	got, err := n.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})
 	must(t, err)
 	if h := got.GetBackendHealth(); len(h) != 2 || h[0].GetMessage() != "pool a; pool b" || h[1].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
 		t.Errorf("%v", got)
 	}
 	for devices, want := range map[storage.Devices]bool{brokenStorage{}: true, nil: false} {
-		caps, err := (&node{devices: devices}).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+		caps, err := (&node{storage: devices}).NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
 		must(t, err)
 		has := slices.ContainsFunc(caps.GetCapabilities(), func(c *csi.NodeServiceCapability) bool {
 			return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH

@@ -20,7 +20,8 @@ import (
 type node struct {
 	csi.UnimplementedNodeServer
 	cfg     config
-	devices storage.Devices
+	storage storage.Devices
+	devices storage.Devices // the same, or with what encryption.go adds
 	ops     *nodeops.Node
 }
 
@@ -39,7 +40,7 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	}
 	for _, a := range abilities {
-		if len(a.node) > 0 && a.of(n.devices) {
+		if len(a.node) > 0 && a.of(n.storage) {
 			types = append(types, a.node...)
 		}
 	}
@@ -47,24 +48,19 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 }
 
 func (n *node) NodeStageVolume(ctx context.Context, req *csi.NodeStageVolumeRequest) (*csi.NodeStageVolumeResponse, error) {
-	vol, device, err := attachedOf(req)
+	r, err := requestOf(req)
 	if err != nil {
 		return nil, err
 	}
-	dev, err := n.devices.Attach(ctx, device)
+	dev, err := n.devices.Attach(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.StageFilesystem(ctx, nodeops.StageFilesystemRequest{
-			VolumeID:          req.GetVolumeId(),
-			Device:            dev,
-			StagingTargetPath: req.GetStagingTargetPath(),
-			FSType:            vol.accessType,
-			MountFlags:        mount.GetMountFlags(),
-			ReadOnly:          vol.readOnly,
-			MustHoldData:      vol.holdsData,
-			Prezeroed:         vol.prezeroed,
+			VolumeID: r.VolumeID, Device: dev, StagingTargetPath: req.GetStagingTargetPath(), FSType: r.AccessType,
+			MountFlags: mount.GetMountFlags(), ReadOnly: r.ReadOnly, MustHoldData: r.HoldsData,
+			Prezeroed: r.Prezeroed && r.Encryption == "", // zeros of the storage are noise when they are decrypted
 		})
 	} else {
 		err = n.ops.StageBlock(ctx, nodeops.StageBlockRequest{VolumeID: req.GetVolumeId(), Device: dev, StagingTargetPath: req.GetStagingTargetPath()})
@@ -95,7 +91,7 @@ func (n *node) NodeUnstageVolume(ctx context.Context, req *csi.NodeUnstageVolume
 }
 
 func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	vol, device, err := attachedOf(req)
+	r, err := requestOf(req)
 	if err != nil {
 		return nil, err
 	}
@@ -105,11 +101,11 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	} else if err != nil {
 		return nil, err
 	}
-	dev, err := n.devices.Attach(ctx, device) // the volume may have been detached or deleted since it was staged
+	dev, err := n.devices.Attach(ctx, r) // the volume may have been detached or deleted since it was staged
 	if err != nil {
 		return nil, err
 	}
-	readOnly := req.GetReadonly() || vol.readOnly
+	readOnly := req.GetReadonly() || r.ReadOnly
 	once := csispec.IsSinglePublish(req.GetVolumeCapability().GetAccessMode().GetMode())
 	if mount := req.GetVolumeCapability().GetMount(); mount != nil {
 		err = n.ops.PublishFilesystem(ctx, nodeops.PublishFilesystemRequest{
@@ -149,13 +145,14 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 }
 
 func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	if err := n.devices.Rescan(ctx, req.GetVolumeId()); err != nil {
+	size, err := n.devices.Rescan(ctx, req.GetVolumeId(), req.GetSecrets())
+	if want := req.GetCapacityRange().GetRequiredBytes(); err == nil && size < want {
+		err = status.Errorf(codes.Unavailable, "the device has %d bytes of the volume, %d are required: it has not grown yet", size, want)
+	}
+	if err != nil {
 		return nil, err
 	}
-	size, err := n.ops.Expand(ctx, nodeops.ExpandRequest{
-		VolumeID: req.GetVolumeId(), VolumePath: req.GetVolumePath(), RequiredBytes: req.GetCapacityRange().GetRequiredBytes(),
-	})
-	if err != nil {
+	if _, err := n.ops.Expand(ctx, nodeops.ExpandRequest{VolumeID: req.GetVolumeId(), VolumePath: req.GetVolumePath()}); err != nil {
 		return nil, err
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: size}, nil
@@ -174,20 +171,11 @@ func (n *node) detach(ctx context.Context, volumeID string) error {
 	return n.devices.Detach(ctx, volumeID)
 }
 
-// attached is what the controller says of a volume that it has attached, in the publish
-// context beside the keys of the storage: a node cannot ask it.
-type attached struct {
-	accessType string
-	holdsData  bool // never format it
-	prezeroed  bool // mkfs need not write zeros
-	readOnly   bool
-}
-
+// What the controller says of a volume that it has attached, in the publish context beside
+// the keys of the storage: a node cannot ask it.
 const (
-	keyAccessType = "accessType"
-	keyHoldsData  = "holdsData"
-	keyPrezeroed  = "prezeroed"
-	keyReadOnly   = "readOnly"
+	keyAccessType, keyEncryption, keyReadOnly = "accessType", "encryption", "readOnly"
+	keyHoldsData, keyPrezeroed                = "holdsData", "prezeroed"
 )
 
 // publishContextOf adds the keys of the driver to those of the storage.
@@ -195,6 +183,9 @@ func publishContextOf(v storage.Volume, a storage.Attachment, ofStorage map[stri
 	all := map[string]string{}
 	maps.Copy(all, ofStorage)
 	all[keyAccessType], all[keyReadOnly] = v.AccessType, strconv.FormatBool(a.ReadOnly)
+	if e := v.Parameters[storage.ParamEncryption]; e != "" {
+		all[keyEncryption] = e
+	}
 	all[keyHoldsData], all[keyPrezeroed] = strconv.FormatBool(v.HoldsData), strconv.FormatBool(v.Prezeroed)
 	return all
 }
@@ -208,30 +199,31 @@ type useRequest interface {
 	GetSecrets() map[string]string
 }
 
-// attachedOf returns what the controller said of the volume, if it can be used in the way
-// that the request asks for, and the request to the storage.
-func attachedOf(req useRequest) (attached, storage.DeviceRequest, error) {
+// requestOf returns the request to the storage, if the volume can be used as the CO asks.
+func requestOf(req useRequest) (storage.DeviceRequest, error) {
 	accessType, err := checkCapability(req.GetVolumeCapability())
 	if err != nil {
-		return attached{}, storage.DeviceRequest{}, err
+		return storage.DeviceRequest{}, err
 	}
 	rest := maps.Clone(req.GetPublishContext())
-	take := func(key string) string {
-		defer delete(rest, key)
-		return rest[key]
+	take := func(key string) string { defer delete(rest, key); return rest[key] }
+	_, stage := req.(*csi.NodeStageVolumeRequest)
+	r := storage.DeviceRequest{
+		VolumeID: req.GetVolumeId(), PublishContext: rest, VolumeContext: ownKeys(req.GetVolumeContext()), Secrets: req.GetSecrets(),
+		Stage: stage, AccessType: take(keyAccessType), Encryption: take(keyEncryption),
+		HoldsData: take(keyHoldsData) != "false", Prezeroed: take(keyPrezeroed) == "true", ReadOnly: take(keyReadOnly) == "true",
 	}
-	a := attached{take(keyAccessType), take(keyHoldsData) != "false", take(keyPrezeroed) == "true", take(keyReadOnly) == "true"}
-	switch a.accessType {
-	case accessType:
-	case "":
+	switch {
+	case parameters[storage.ParamEncryption] == nil && r.Encryption != "":
+		err = status.Errorf(codes.FailedPrecondition, "volume %s is encrypted with %q, which this driver does not support", r.VolumeID, r.Encryption)
+	case r.AccessType == accessType:
+	case r.AccessType == "":
 		err = status.Errorf(codes.FailedPrecondition, "publish_context: it has no key %q: ControllerPublishVolume comes first", keyAccessType)
 	default:
-		err = status.Errorf(codes.FailedPrecondition, "volume %s was created for access as %s and cannot be used as %s", req.GetVolumeId(), a.accessType, accessType)
+		err = status.Errorf(codes.FailedPrecondition, "volume %s was created for access as %s and cannot be used as %s", r.VolumeID, r.AccessType, accessType)
 	}
 	if req.GetVolumeCapability().GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY {
-		a.readOnly = true
+		r.ReadOnly = true
 	}
-	return a, storage.DeviceRequest{
-		VolumeID: req.GetVolumeId(), PublishContext: rest, VolumeContext: ownKeys(req.GetVolumeContext()), Secrets: req.GetSecrets(),
-	}, err
+	return r, err
 }

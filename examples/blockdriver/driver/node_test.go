@@ -2,7 +2,7 @@ package driver
 
 import (
 	"context"
-	"maps"
+	"reflect"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -21,17 +21,16 @@ func TestPublishContext(t *testing.T) {
 		for _, readOnly := range []bool{false, true} {
 			own := map[string]string{"lun": "7", keyReadOnly: "mine"}
 			sent := publishContextOf(v, storage.Attachment{ReadOnly: readOnly}, own)
-			got, device, err := attachedOf(&csi.NodeStageVolumeRequest{
+			got, err := requestOf(&csi.NodeStageVolumeRequest{
 				VolumeId: "vol-1", VolumeCapability: mountCap("xfs", writer), PublishContext: sent, Secrets: map[string]string{"a": "b"},
 				VolumeContext: map[string]string{"storage.kubernetes.io/csiProvisionerIdentity": "x", "tier": "gold"},
 			})
 			must(t, err)
-			if want := (attached{"xfs", v.HoldsData, v.Prezeroed, readOnly}); got != want {
+			if want := (storage.DeviceRequest{
+				VolumeID: "vol-1", PublishContext: map[string]string{"lun": "7"}, VolumeContext: map[string]string{"tier": "gold"}, Secrets: map[string]string{"a": "b"},
+				Stage: true, AccessType: "xfs", HoldsData: v.HoldsData, Prezeroed: v.Prezeroed, ReadOnly: readOnly,
+			}); !reflect.DeepEqual(got, want) {
 				t.Errorf("the node gets %+v, want %+v", got, want)
-			}
-			if !maps.Equal(device.PublishContext, map[string]string{"lun": "7"}) || !maps.Equal(device.VolumeContext, map[string]string{"tier": "gold"}) ||
-				device.VolumeID != "vol-1" || device.Secrets["a"] != "b" {
-				t.Errorf("the storage gets %+v", device)
 			}
 			if own[keyReadOnly] != "mine" {
 				t.Error("the map of the storage was changed")
@@ -39,7 +38,7 @@ func TestPublishContext(t *testing.T) {
 		}
 	}
 	xfs := publishContextOf(storage.Volume{AccessType: "xfs"}, storage.Attachment{}, nil)
-	if got, _, err := attachedOf(&csi.NodePublishVolumeRequest{VolumeCapability: mountCap("xfs", reader), PublishContext: xfs}); err != nil || !got.readOnly {
+	if got, err := requestOf(&csi.NodePublishVolumeRequest{VolumeCapability: mountCap("xfs", reader), PublishContext: xfs}); err != nil || !got.ReadOnly || got.Stage {
 		t.Errorf("a reader-only mode: %+v, %v", got, err)
 	}
 	for _, x := range []struct {
@@ -53,11 +52,11 @@ func TestPublishContext(t *testing.T) {
 		{groupCap(), xfs, codes.InvalidArgument},
 		{mountCap("xfs", writer), nil, codes.FailedPrecondition}, // not attached
 	} {
-		_, _, err := attachedOf(&csi.NodeStageVolumeRequest{VolumeId: "vol-1", VolumeCapability: x.capability, PublishContext: x.sent})
+		_, err := requestOf(&csi.NodeStageVolumeRequest{VolumeId: "vol-1", VolumeCapability: x.capability, PublishContext: x.sent})
 		wantCode(t, err, x.code)
 	}
 	// Unknown is the safe side: data is not formatted over.
-	if got, _, _ := attachedOf(&csi.NodeStageVolumeRequest{VolumeCapability: mountCap("xfs", writer), PublishContext: map[string]string{keyAccessType: "xfs"}}); !got.holdsData || got.prezeroed {
+	if got, _ := requestOf(&csi.NodeStageVolumeRequest{VolumeCapability: mountCap("xfs", writer), PublishContext: map[string]string{keyAccessType: "xfs"}}); !got.HoldsData || got.Prezeroed {
 		t.Errorf("without the keys: %+v", got)
 	}
 }

@@ -2,7 +2,7 @@
 // calls of package storage, and leaves what happens on a node to package nodeops.
 //
 // These files are optional: delete one, with its test, and the driver does not have what
-// is in it: capacity.go (free space), group.go (group snapshots), health.go (of volumes and
+// is in it: capacity.go (free space), encryption.go (LUKS), group.go (group snapshots), health.go (of volumes and
 // storage), lifecycle.go (start-up taint, preStop hook), list.go (lists of volumes), modify.go
 // (VolumeAttributesClass), register.go (with kubelet), snapshots.go (snapshots and clones),
 // snapshotmetadata.go (changed blocks), telemetry.go (metrics and traces).
@@ -73,7 +73,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 	if len(cfg.topology) > 0 || p.HasTopology() {
 		opts = append(opts, csiserver.WithPluginCapabilities(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS))
 	}
-	env := storage.Env{Logger: log, Work: work}
+	env := storage.Env{Logger: log, Work: work, Parameters: parameters}
 	defer func() { err = cmp.Or(err, p.Close()) }()
 	if cfg.mode != "node" {
 		backend, err := p.OpenBackend(ctx, env)
@@ -86,6 +86,7 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		_, capabilities := servicesOf(p.Type())
 		opts = append(opts, csiserver.WithPluginCapabilities(capabilities...))
 	}
+	var n *node
 	if cfg.mode != "controller" {
 		for _, dir := range cfg.sharedDirs {
 			if err := nodeops.CheckPropagation(dir); err != nil {
@@ -102,17 +103,18 @@ func Run(ctx context.Context, p storage.Provider, args []string, getenv func(str
 		if err != nil {
 			return err
 		}
-		opts = append(opts, csiserver.WithNode(&node{cfg: cfg, devices: devices, ops: ops}))
+		n = &node{cfg: cfg, storage: devices, devices: devices, ops: ops}
+		opts = append(opts, csiserver.WithNode(n))
 	}
-	return serve(ctx, cfg, log, telemetry, sections, opts)
+	return serve(ctx, cfg, log, telemetry, n, sections, opts)
 }
 
-func serve(ctx context.Context, cfg config, log *slog.Logger, t *telemetry, sections []csiserver.HealthSection, opts []csiserver.Option) error {
+func serve(ctx context.Context, cfg config, log *slog.Logger, t *telemetry, n *node, sections []csiserver.HealthSection, opts []csiserver.Option) error {
 	server, err := csiserver.New(csiserver.Info{Name: cfg.driverName, VendorVersion: Version}, opts...)
 	if err != nil {
 		return err
 	}
-	b := &background{cfg, log, nil, sections, func(context.Context) error { return nil }}
+	b := &background{cfg, log, n, nil, sections, func(context.Context) error { return nil }}
 	for _, add := range besideServer {
 		if err := add(b); err != nil {
 			return err
@@ -138,12 +140,16 @@ var commands = map[string]func(_ context.Context, args []string, getenv func(str
 type background struct {
 	cfg        config
 	log        *slog.Logger
+	node       *node // nil: -mode controller
 	options    []csiserver.ServeOption
 	sections   []csiserver.HealthSection
 	registered func(context.Context) error // an error until kubelet has registered the driver; set by register.go
 }
 
 var besideServer []func(*background) error
+
+// parameters are those of StorageClasses that the optional files implement.
+var parameters = storage.Parameters{}
 
 // telemetry is where metrics and traces go. What is nil costs nothing.
 type telemetry struct {

@@ -2,10 +2,7 @@ package filepool
 
 import (
 	"context"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/examples/blockdriver/storage"
@@ -52,7 +49,7 @@ func one[T interface{ storage() S }, S any](ctx context.Context, b backend, call
 }
 
 func (b backend) CreateVolume(ctx context.Context, s storage.VolumeSpec) (storage.Volume, error) {
-	if err := checkParameters("create volume", s.Name, s.Parameters); err != nil {
+	if err := checkParameters("create volume", s.Name, s.Parameters, b.pools.parameters); err != nil {
 		return storage.Volume{}, err
 	}
 	return one(ctx, b, func(m *filePools) (volume, error) { return m.CreateVolume(ctx, s) })
@@ -103,7 +100,7 @@ func (b backend) DetachVolume(ctx context.Context, id, nodeID string) error {
 }
 
 func (b backend) Places(ctx context.Context, parameters map[string]string) ([]topology.Candidate, error) {
-	if err := checkParameters("measure what is free", "", parameters); err != nil {
+	if err := checkParameters("measure what is free", "", parameters, b.pools.parameters); err != nil {
 		return nil, err
 	}
 	places, err := keeping(ctx, b, func(m *filePools) ([]topology.Candidate, error) { return m.Places(ctx) })
@@ -114,7 +111,7 @@ func (b backend) Places(ctx context.Context, parameters map[string]string) ([]to
 }
 
 func (b backend) CreateSnapshot(ctx context.Context, s storage.SnapshotSpec) (storage.Snapshot, error) {
-	if err := checkParameters("create snapshot", s.Name, s.Parameters); err != nil {
+	if err := checkParameters("create snapshot", s.Name, s.Parameters, nil); err != nil {
 		return storage.Snapshot{}, err
 	}
 	return one(ctx, b, func(m *filePools) (snapshot, error) { return m.CreateSnapshot(ctx, s) })
@@ -149,7 +146,7 @@ func (b backend) Blocks(ctx context.Context, baseID, id string, from int64, each
 }
 
 func (b backend) CreateGroup(ctx context.Context, s storage.GroupSpec) (storage.Group, error) {
-	if err := checkParameters("create group snapshot", s.Name, s.Parameters); err != nil {
+	if err := checkParameters("create group snapshot", s.Name, s.Parameters, nil); err != nil {
 		return storage.Group{}, err
 	}
 	return one(ctx, b, func(m *filePools) (group, error) { return m.CreateGroup(ctx, s) })
@@ -167,14 +164,10 @@ func (b backend) CheckVolume(ctx context.Context, id string) ([]storage.Problem,
 	return keeping(ctx, b, func(m *filePools) ([]storage.Problem, error) { return m.CheckVolume(ctx, id) })
 }
 
-// checkParameters: pools know no parameters of classes.
-func checkParameters(op, name string, parameters map[string]string) error {
-	if len(parameters) == 0 {
-		return nil
+// checkParameters: pools know no parameters of classes, but those of the driver.
+func checkParameters(op, name string, parameters map[string]string, known storage.Parameters) error {
+	if err := known.Check(parameters); err != nil {
+		return csierr.Errorf(op, name, "%w", err)
 	}
-	var unknown []string
-	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		unknown = append(unknown, fmt.Sprintf("%q", key))
-	}
-	return csierr.Errorf(op, name, "%w: parameters: unknown: %s; remove them from the class", csierr.Invalid, strings.Join(unknown, ", "))
+	return nil
 }

@@ -73,23 +73,23 @@ func (d *devices) Find(ctx context.Context, id string) (nodeops.Device, error) {
 }
 
 // Rescan makes the loop device as large as the image: it does not follow by itself.
-func (d *devices) Rescan(ctx context.Context, id string) error {
+func (d *devices) Rescan(ctx context.Context, id string, _ map[string]string) (size int64, err error) {
 	const op = "resize device of volume"
 	p, _, err := d.find(ctx, id)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	dev, err := findLoop(p.image(id))
 	if err == nil && dev == nil {
 		err = csierr.NotFound.New("it has no loop device on this node: stage it first")
 	}
 	if err == nil {
-		_, err = dev.Resize()
+		size, err = dev.Resize()
 	}
 	if err != nil {
-		return csierr.Errorf(op, id, "%w", err)
+		return 0, csierr.Errorf(op, id, "%w", err)
 	}
-	return nil
+	return size, nil
 }
 
 // Detach detaches the loop devices of the volume's image, and of its predecessors that were

@@ -25,8 +25,9 @@ type filePools struct {
 
 	// What the pools share.
 	*locks
-	attached *tally
-	limits   policy
+	attached   *tally
+	limits     policy
+	parameters storage.Parameters // that volumes may have
 
 	calls        sync.RWMutex // held for writing while the pools are released
 	asked        atomic.Bool  // a call has arrived here
@@ -45,7 +46,7 @@ type policy struct {
 func openPools(ctx context.Context, configs []poolConfig, limits policy, env storage.Env) (*filePools, error) {
 	m := &filePools{
 		poolSet: &poolSet[*fileBackend]{configs: configs, work: env.Work, log: env.Logger},
-		locks:   new(locks), attached: new(tally), limits: limits,
+		locks:   new(locks), attached: new(tally), limits: limits, parameters: env.Parameters,
 	}
 	m.open, m.complete = m.openBackendOf, m.dropOrphans
 	if err := m.start(ctx); err != nil && !onlyHeld(err) {

@@ -21,13 +21,14 @@ const (
 	unit, normal = 1 << 20, 1 << 30 // of a size, and the size if the request leaves it open
 )
 
-// Memory is the storage.Provider and the Backend. Its volumes have no parameters.
+// Memory is the storage.Provider and the Backend. Its volumes have no parameters of its own.
 type Memory struct {
-	dir     string // of the files
-	mu      sync.Mutex
-	volumes map[string]*volume // by ID
-	nodes   map[string]*node
-	used    int64 // bytes of all volumes
+	dir        string // of the files
+	parameters storage.Parameters
+	mu         sync.Mutex
+	volumes    map[string]*volume // by ID
+	nodes      map[string]*node
+	used       int64 // bytes of all volumes
 }
 
 // node is how many volumes it takes (0: any number), and how many are attached to it.
@@ -60,10 +61,10 @@ func (m *Memory) CreateVolume(_ context.Context, s storage.VolumeSpec) (storage.
 			return v.Volume, v.Matches(s)
 		}
 	}
-	v := &volume{Volume: storage.Volume{ID: "vol-" + rand.Text(), Name: s.Name, AccessType: s.AccessType, Prezeroed: true}}
+	v := &volume{Volume: storage.Volume{ID: "vol-" + rand.Text(), Name: s.Name, AccessType: s.AccessType, Parameters: s.Parameters, Prezeroed: true}}
 	size, err := s.Size(normal, unit, 0)
-	if err == nil && len(s.Parameters) > 0 {
-		err = errParameters
+	if err == nil {
+		err = m.parameters.Check(s.Parameters)
 	}
 	if err == nil {
 		err = m.grow(v, size)
@@ -127,8 +128,6 @@ func (m *Memory) GetVolume(_ context.Context, id string) (storage.Volume, error)
 	return m.with("get volume", id, func(*volume) error { return nil })
 }
 
-var errParameters = csierr.Invalid.New("parameters: there are none; remove them from the storage class")
-
 var idPattern = regexp.MustCompile(`^vol-[A-Z2-7]{26}$`)
 
 // ListVolumes has as token the last ID of the page before.
@@ -183,8 +182,8 @@ func (m *Memory) DetachVolume(_ context.Context, id, nodeID string) error {
 func (m *Memory) Places(_ context.Context, parameters map[string]string) ([]topology.Candidate, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(parameters) > 0 {
-		return nil, errParameters
+	if err := m.parameters.Check(parameters); err != nil {
+		return nil, err
 	}
 	return []topology.Candidate{{Name: "memory", Free: capacity - m.used}}, nil
 }

@@ -79,13 +79,13 @@ func (d devices) Detach(ctx context.Context, id string) error {
 	return dev.Detach(ctx)
 }
 
-func (d devices) Rescan(_ context.Context, id string) error {
+func (d devices) Rescan(_ context.Context, id string, _ map[string]string) (int64, error) {
 	dev, err := d.loop(id)
 	if err == nil && dev == nil {
 		err = csierr.Errorf("rescan device of volume", id, "%w", csierr.NotFound)
 	}
-	if err == nil {
-		_, err = dev.Resize()
+	if err != nil {
+		return 0, err
 	}
-	return err
+	return dev.Resize()
 }

@@ -20,7 +20,8 @@ func (m *Memory) Check() error          { return nil }
 func (m *Memory) Type() storage.Backend { return m }
 func (m *Memory) HasTopology() bool     { return false }
 
-func (m *Memory) OpenBackend(context.Context, storage.Env) (_ storage.Backend, err error) {
+func (m *Memory) OpenBackend(_ context.Context, env storage.Env) (_ storage.Backend, err error) {
+	m.parameters = env.Parameters
 	m.dir, err = os.MkdirTemp("", "volumes")
 	return m, err
 }

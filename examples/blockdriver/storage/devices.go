@@ -26,9 +26,9 @@ type Devices interface {
 	// the device that Find returns is not mounted. Where Find fails although there is a device,
 	// for instance because the record of the volume is lost, Detach has to check that itself.
 	Detach(ctx context.Context, volumeID string) error
-	// Rescan makes the device as large as the volume is after ExpandVolume. Without a device
-	// it is csierr.NotFound.
-	Rescan(ctx context.Context, volumeID string) error
+	// Rescan makes the device as large as the volume is after ExpandVolume, and returns how
+	// many bytes of the volume it has. Without a device it is csierr.NotFound.
+	Rescan(ctx context.Context, volumeID string, secrets map[string]string) (int64, error)
 }
 
 // DeviceRequest is what a node knows of a volume.
@@ -37,4 +37,8 @@ type DeviceRequest struct {
 	PublishContext map[string]string // what Backend.AttachVolume returned
 	VolumeContext  map[string]string // Volume.Context
 	Secrets        map[string]string // of the stage or publish
+	AccessType     string            // as in the Volume, as are HoldsData and Prezeroed
+	Encryption     string            // the value of ParamEncryption
+
+	Stage, HoldsData, Prezeroed, ReadOnly bool
 }

@@ -3,10 +3,15 @@ package storage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csierr"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
@@ -162,4 +167,43 @@ type GroupSpec struct {
 	VolumeIDs  []string // sorted, each once
 	Parameters map[string]string
 	Secrets    map[string]string
+}
+
+// ParamEncryption is the parameter of a StorageClass by which the volumes are encrypted on
+// the node, by driver/encryption.go. The size of an encrypted volume includes the header.
+const (
+	ParamEncryption = "encryption"
+	EncryptionLUKS2 = "luks2"
+)
+
+// minimum is the smallest size in bytes. Package luks needs 64 MiB, of which it takes 16.
+func (s VolumeSpec) minimum() int64 {
+	minimum := MinimumSizes[s.AccessType]
+	if s.Parameters[ParamEncryption] != "" {
+		minimum = max(minimum+16<<20, 64<<20)
+	}
+	return minimum
+}
+
+// Parameters are the parameters of StorageClasses that the driver implements above the
+// storage, with the values of each. A Backend accepts them in CreateVolume and Places beside
+// its own, and keeps them in [Volume.Parameters].
+type Parameters map[string][]string
+
+// Check returns csierr.Invalid, with all their names, for parameters that are not in p or
+// have other values.
+func (p Parameters) Check(parameters map[string]string) error {
+	var bad []string
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		switch values := p[key]; {
+		case values == nil:
+			bad = append(bad, fmt.Sprintf("%q is unknown", key))
+		case !slices.Contains(values, parameters[key]):
+			bad = append(bad, fmt.Sprintf("%s is %q, want %s", key, parameters[key], strings.Join(values, " or ")))
+		}
+	}
+	if len(bad) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: parameters: %s; correct the class", csierr.Invalid, strings.Join(bad, "; "))
 }

@@ -35,7 +35,8 @@ type Provider interface {
 type Env struct {
 	Logger *slog.Logger
 	// Work runs calls that the kernel may block; all of it is on the debug page.
-	Work *blocking.Group
+	Work       *blocking.Group
+	Parameters Parameters // what is in none of these, and unknown to the storage, is refused
 }
 
 // NodeEnv is Env on a node.

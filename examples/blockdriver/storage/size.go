@@ -44,7 +44,7 @@ func (s VolumeSpec) Size(normal, unit, sourceSize int64) (int64, error) {
 		return 0, fmt.Errorf("%w: the source has %d bytes, more than limit_bytes %d; raise the limit", csierr.OutOfRange, sourceSize, r.Limit)
 	}
 	r.Required = max(r.Required, sourceSize)
-	return r.round(MinimumSizes[s.AccessType], unit, csispec.WithDefaultCapacity(normal))
+	return r.round(s.minimum(), unit, csispec.WithDefaultCapacity(normal))
 }
 
 // GrownSize returns the size that a volume is to grow to, as a multiple of unit; it is its

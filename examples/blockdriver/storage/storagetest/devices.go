@@ -116,7 +116,8 @@ func (s *deviceSuite) wantNone(id string) {
 	s.Helper()
 	_, err := s.d.Find(s.Context(), id)
 	s.wants("Find of a volume without a device", err, csierr.NotFound)
-	s.wants("Rescan of a volume without a device", s.d.Rescan(s.Context(), id), csierr.NotFound)
+	_, err = s.d.Rescan(s.Context(), id, nil)
+	s.wants("Rescan of a volume without a device", err, csierr.NotFound)
 	s.must(s.d.Detach(s.Context(), id))
 }
 
@@ -268,12 +269,14 @@ func (s *deviceSuite) unknown() {
 func (s *deviceSuite) rescan() {
 	r := s.attached("a")
 	path := s.mustAttach(r)
-	s.must(s.d.Rescan(s.Context(), r.VolumeID)) // nothing to do
+	if size, err := s.d.Rescan(s.Context(), r.VolumeID, r.Secrets); err != nil || size < s.Size { // nothing to do
+		s.Errorf("Rescan returns %d, %v; the volume has %d bytes", size, err, s.Size)
+	}
 	v, err := s.b.ExpandVolume(s.Context(), r.VolumeID, storage.CapacityRange{Required: 2 * s.Size})
 	s.must(err)
-	s.must(s.d.Rescan(s.Context(), r.VolumeID))
-	if size := s.sizeOf(path); size < v.CapacityBytes {
-		s.Errorf("after Rescan the device has %d bytes, the volume %d", size, v.CapacityBytes)
+	got, err := s.d.Rescan(s.Context(), r.VolumeID, r.Secrets)
+	if size := s.sizeOf(path); err != nil || got < v.CapacityBytes || size < v.CapacityBytes {
+		s.Errorf("after Rescan, which returns %d, %v, the device has %d bytes, the volume %d", got, err, size, v.CapacityBytes)
 	}
 	s.wantFound(r.VolumeID, path)
 }
