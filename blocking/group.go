@@ -46,6 +46,7 @@ func (g *Group) Lane(limit int) *Lane { return &Lane{group: g, limit: limit} }
 // call is one run of fn. The fields are guarded by Group.mu; value and err may
 // also be read once done is closed.
 type call struct {
+	key     string
 	lane    *Lane // that started it
 	since   time.Time
 	waiters int
@@ -81,16 +82,43 @@ type Call struct {
 // around Do would not see it, since fn runs on another goroutine. Like any result, a panic is
 // dropped if no caller waits.
 func (g *Group) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
-	return g.do(ctx, &g.own, key, fn)
+	return g.do(ctx, &g.own, key, withKey(fn))
 }
 
 // Do is [Group.Do] in this lane. A call that joins another one does not count: the lane that
 // started it does.
 func (l *Lane) Do(ctx context.Context, key string, fn func() (any, error)) (v any, joined bool, err error) {
+	return l.group.do(ctx, l, key, withKey(fn))
+}
+
+// DoRekeyed is Do for a call whose key is known only after work that may block as well, such as
+// the resolution of a path: it starts with the given key, and fn changes that. rekey returns
+// false, and changes nothing, if another call with the new key is in flight: fn then returns,
+// and its caller waits for that call ([Group.Wait]) and starts again.
+func (l *Lane) DoRekeyed(ctx context.Context, key string, fn func(rekey func(key string) bool) (any, error)) (v any, joined bool, err error) {
 	return l.group.do(ctx, l, key, fn)
 }
 
-func (g *Group) do(ctx context.Context, lane *Lane, key string, fn func() (any, error)) (v any, joined bool, err error) {
+func withKey(fn func() (any, error)) func(func(string) bool) (any, error) {
+	return func(func(string) bool) (any, error) { return fn() }
+}
+
+// Wait waits for the call in flight with that key, if there is one, and not for its result. If
+// ctx ends first, it returns a [*PendingError].
+func (g *Group) Wait(ctx context.Context, key string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	c := g.join(key)
+	g.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	return g.await(ctx, c)
+}
+
+func (g *Group) do(ctx context.Context, lane *Lane, key string, fn func(func(string) bool) (any, error)) (v any, joined bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, false, err
 	}
@@ -98,14 +126,22 @@ func (g *Group) do(ctx context.Context, lane *Lane, key string, fn func() (any, 
 	if err != nil {
 		return nil, false, err
 	}
+	if err := g.await(ctx, c); err != nil {
+		return nil, joined, err
+	}
+	return c.value, joined, c.err
+}
+
+// await returns nil when the call is over.
+func (g *Group) await(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		if g.leave(c) {
-			return nil, joined, &PendingError{Key: key, Since: c.since, Err: ctx.Err(), done: c.done}
+		if key, left := g.leave(c); left {
+			return &PendingError{Key: key, Since: c.since, Err: ctx.Err(), done: c.done}
 		}
 	}
-	return c.value, joined, c.err
+	return nil
 }
 
 // Snapshot lists the calls in flight, oldest first.
@@ -123,14 +159,10 @@ func (g *Group) Snapshot() []Call {
 }
 
 // enter joins the call with that key or starts it, and adds the caller.
-func (g *Group) enter(lane *Lane, key string, fn func() (any, error)) (c *call, joined bool, err error) {
+func (g *Group) enter(lane *Lane, key string, fn func(func(string) bool) (any, error)) (c *call, joined bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c, joined = g.calls[key]; joined {
-		if c.waiters == 0 {
-			c.lane.parked--
-		}
-		c.waiters++
+	if c := g.join(key); c != nil {
 		return c, true, nil
 	}
 	limit := lane.limit
@@ -143,31 +175,57 @@ func (g *Group) enter(lane *Lane, key string, fn func() (any, error)) (c *call, 
 	if limit > 0 && lane.parked >= limit {
 		return nil, false, &LimitError{Key: key, Limit: limit}
 	}
-	c = &call{lane: lane, since: time.Now(), waiters: 1, done: make(chan struct{})}
+	c = &call{key: key, lane: lane, since: time.Now(), waiters: 1, done: make(chan struct{})}
 	if g.calls == nil {
 		g.calls = make(map[string]*call)
 	}
 	g.calls[key] = c
-	go g.run(key, c, fn)
+	go g.run(c, fn)
 	return c, false, nil
 }
 
-// leave removes the caller. It returns false if the call has ended in the meantime: a known
-// result must not be reported as pending.
-func (g *Group) leave(c *call) bool {
+// join adds the caller to the call with that key; nil if there is none. g.mu is held.
+func (g *Group) join(key string) *call {
+	c := g.calls[key]
+	if c == nil {
+		return nil
+	}
+	if c.waiters == 0 {
+		c.lane.parked--
+	}
+	c.waiters++
+	return c
+}
+
+// leave removes the caller, and returns the call's key. It returns false if the call has ended
+// in the meantime: a known result must not be reported as pending.
+func (g *Group) leave(c *call) (key string, left bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c.over {
-		return false
+		return "", false
 	}
 	c.waiters--
 	if c.waiters == 0 {
 		c.lane.parked++
 	}
+	return c.key, true
+}
+
+// rekey changes the key of a call in flight.
+func (g *Group) rekey(c *call, key string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.over || g.calls[key] != nil {
+		return false
+	}
+	delete(g.calls, c.key)
+	c.key = key
+	g.calls[key] = c
 	return true
 }
 
-func (g *Group) run(key string, c *call, fn func() (any, error)) {
+func (g *Group) run(c *call, fn func(func(string) bool) (any, error)) {
 	// Not set if fn panics or calls runtime.Goexit; only a deferred function runs then, and
 	// has to end the call too.
 	var value any
@@ -181,22 +239,28 @@ func (g *Group) run(key string, c *call, fn func() (any, error)) {
 			if reason == nil {
 				reason = errGoexit
 			}
-			value, err = nil, &PanicError{Key: key, Value: reason, Stack: debug.Stack()}
+			value, err = nil, &PanicError{Key: g.keyOf(c), Value: reason, Stack: debug.Stack()}
 		}
-		g.finish(key, c, value, err)
+		g.finish(c, value, err)
 	}()
-	value, err = fn()
+	value, err = fn(func(key string) bool { return g.rekey(c, key) })
 	returned = true
 }
 
-func (g *Group) finish(key string, c *call, value any, err error) {
+func (g *Group) keyOf(c *call) string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return c.key
+}
+
+func (g *Group) finish(c *call, value any, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	c.value, c.err, c.over = value, err, true
 	if c.waiters == 0 {
 		c.lane.parked--
 	}
-	delete(g.calls, key)
+	delete(g.calls, c.key)
 	if len(g.calls) == 0 {
 		g.calls = nil // a map keeps the buckets of its largest burst
 	}

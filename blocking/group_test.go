@@ -487,3 +487,80 @@ func TestIdleGroupHoldsNothing(t *testing.T) {
 		t.Error("an idle group keeps its map")
 	}
 }
+
+// A call whose key changes is found by the new one alone, and waits for no call itself.
+func TestRekey(t *testing.T) {
+	var g blocking.Group
+	lane := g.Lane(0)
+	begun, release := make(chan struct{}), make(chan struct{})
+	first := start(t.Context(), &g, "taken", func() (any, error) {
+		close(begun)
+		<-release
+		return nil, nil
+	})
+	<-begun
+
+	ctx, cancel := context.WithCancel(t.Context())
+	reached, end := make(chan struct{}), make(chan struct{})
+	second := make(chan result, 1)
+	go func() {
+		v, joined, err := lane.DoRekeyed(ctx, "draft", func(rekey func(string) bool) (any, error) {
+			if rekey("taken") {
+				t.Error("the key of another call was taken")
+			}
+			if !rekey("final") {
+				t.Error("the key is free, and was not taken")
+			}
+			close(reached)
+			<-end
+			return "value", nil
+		})
+		second <- result{v, joined, err}
+	}()
+	<-reached
+	if _, joined, err := g.Do(t.Context(), "draft", func() (any, error) { return nil, nil }); joined || err != nil {
+		t.Errorf("the old key is still in use: %v, %v", joined, err)
+	}
+	cancel()
+	r := <-second
+	var pending *blocking.PendingError
+	if !errors.As(r.err, &pending) || pending.Key != "final" {
+		t.Errorf("error is %v, want one that is pending with the new key", r.err)
+	}
+	if err := g.Wait(ctx, "final"); !errors.Is(err, context.Canceled) || errors.As(err, new(*blocking.PendingError)) {
+		t.Errorf("a wait whose context has ended before: %v", err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := g.Wait(short, "final"); !errors.As(err, &pending) {
+		t.Errorf("error is %v, want one that is pending", err)
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- g.Wait(t.Context(), "final") }()
+	close(end)
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
+	<-pending.Pending()
+	if err := g.Wait(t.Context(), "final"); err != nil {
+		t.Errorf("a wait for no call: %v", err)
+	}
+	close(release)
+	<-first
+	if blocking.HoldsMap(&g) {
+		t.Error("a call is left")
+	}
+}
+
+// A panic has the key that the call had then.
+func TestPanicAfterRekey(t *testing.T) {
+	var g blocking.Group
+	_, _, err := g.Lane(0).DoRekeyed(t.Context(), "draft", func(rekey func(string) bool) (any, error) {
+		rekey("final")
+		panic("oh")
+	})
+	var p *blocking.PanicError
+	if !errors.As(err, &p) || p.Key != "final" {
+		t.Errorf("error is %v", err)
+	}
+}

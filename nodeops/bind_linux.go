@@ -2,22 +2,18 @@ package nodeops
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/csikit/csikit/internal/mountapi"
 )
 
-// bind attaches a copy of the mount at source to target, after check has accepted it.
-func (n *Node) bind(ctx context.Context, source, target string, attr mountapi.Attr, check func(*mountapi.Tree) error) (err error) {
+// bind attaches a copy of the source's mount to target.
+func (n *Node) bind(ctx context.Context, source *mountapi.Source, target *mountapi.Point, attr mountapi.Attr) (err error) {
 	_, done := n.telemetry.step(ctx, "bind")
 	defer func() { done(err) }()
-	tree, err := mountapi.CloneTree(source, attr)
+	tree, err := source.Clone(attr)
 	if err != nil {
-		return fmt.Errorf("%s: %w", source, err)
-	}
-	defer tree.Close()
-	if err := check(tree); err != nil {
 		return err
 	}
+	defer tree.Close()
 	return attach(ctx, tree, target)
 }

@@ -41,7 +41,7 @@ func newMapped(t *testing.T, size int64) *mapped {
 	t.Cleanup(func() {
 		m.become("linear", "")
 		for _, path := range []string{f.target("p"), f.staging} {
-			if err := unmountAll(path); err != nil {
+			if err := unmountPath(path); err != nil {
 				t.Error(err)
 			}
 		}
@@ -199,7 +199,7 @@ func TestLUKS(t *testing.T) {
 	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Precondition, "LUKS")
 	cryptsetup("open", f.dev.Path, name)
 	t.Cleanup(func() {
-		if err := unmountAll(f.staging); err != nil {
+		if err := unmountPath(f.staging); err != nil {
 			t.Error(err)
 		}
 		if out, err := exec.Command("cryptsetup", "close", name).CombinedOutput(); err != nil {
@@ -353,7 +353,7 @@ func TestSCSI(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		for _, p := range []string{target, staging} {
-			if err := unmountAll(p); err != nil {
+			if err := unmountPath(p); err != nil {
 				t.Error(err)
 			}
 		}

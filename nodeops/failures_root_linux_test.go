@@ -95,7 +95,7 @@ func TestStaleLinkToADevice(t *testing.T) {
 	ok(t, err)
 	defer dev.close()
 	dev.path = other.dev.Path
-	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, ours.staging, "ext4", mountapi.Options{}))
+	err = wrap("stage", "v", ours.staging, ours.node.mountDevice(t.Context(), dev, point(t, ours.staging), "ext4", mountapi.Options{}))
 	wantKind(t, err, csierr.Precondition, "now refers to a different device")
 	ours.mustHaveMounts(ours.staging, 0)
 	other.mustStage("ext4")
@@ -563,7 +563,7 @@ func TestNoFinalCodeWhileMounted(t *testing.T) {
 	wantKind(t, f.stage(f.stageRequest("ext4")), csierr.Uncertain, "read-only after an error")
 	wantKind(t, f.publish("p", nil), csierr.Uncertain, "read-only after an error")
 	wantKind(t, f.publish("q", nil), csierr.Precondition, "read-only after an error")
-	ok(t, unmountAll(f.staging))
+	ok(t, unmountPath(f.staging))
 	wantKind(t, f.publish("p", nil), csierr.Uncertain, "stage the volume first")
 	wantKind(t, f.publishBlock("p", nil), csierr.Uncertain, "mounted as a file system")
 	ok(t, f.unpublish("p"))

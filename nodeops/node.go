@@ -182,11 +182,7 @@ func (n *Node) run(ctx context.Context, op, volumeID, path string, fn func(conte
 	if op == "unpublish" || op == "unstage" {
 		lane = n.teardown
 	}
-	resolved, err := n.resolve(ctx, lane, path)
-	if err == nil {
-		err = n.serialized(ctx, lane, resolved, fn)
-	}
-	err = wrap(op, volumeID, path, err)
+	err := wrap(op, volumeID, path, n.serialized(ctx, lane, path, fn))
 	done(err)
 	return err
 }
@@ -205,7 +201,11 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 		if errors.As(err, &f) && (f.kind == csierr.Conflict || f.kind == csierr.Busy || f.kind == csierr.Uncertain) {
 			return err
 		}
-		if on, e := mountapi.At(target.path); e == nil && len(on) == 0 {
+		on, e := []mountapi.Mount(nil), target.err
+		if e == nil {
+			on, e = target.point.At()
+		}
+		if len(on) == 0 && (e == nil || errors.Is(e, fs.ErrNotExist) || errors.Is(e, syscall.ENOTDIR)) {
 			if f == nil && csierr.KindOf(err) == csierr.Unknown {
 				err = &fault{kind: csierr.Internal, err: err}
 			}
@@ -222,10 +222,31 @@ func (n *Node) runMount(ctx context.Context, op, volumeID, path string, fn func(
 //
 // The context that fn receives is the caller's; an operation that has begun does not
 // stop when it ends.
-func (n *Node) serialized(ctx context.Context, lane *blocking.Lane, path resolvedPath, fn func(context.Context, resolvedPath) error) error {
+func (n *Node) serialized(ctx context.Context, lane *blocking.Lane, path string, fn func(context.Context, resolvedPath) error) error {
+	path = filepath.Clean(path)
 	for {
-		_, joined, err := lane.Do(ctx, path.path, func() (any, error) { return nil, fn(ctx, path) })
-		if !joined || isPending(err) {
+		// The path is resolved on the goroutine of the operation, as that may block on a hung mount
+		// among its parents; the operation has the resolved path as its key.
+		v, joined, err := lane.DoRekeyed(ctx, path+" (resolve)", func(rekey func(string) bool) (any, error) {
+			target := openPath(path)
+			defer target.close()
+			if !rekey(target.path) {
+				return target.path, nil
+			}
+			if err := ctx.Err(); err != nil { // the caller has left
+				return nil, err
+			}
+			return nil, fn(ctx, target)
+		})
+		if isPending(err) {
+			return err
+		}
+		if taken, ok := v.(string); ok && !joined {
+			err = n.blocking.Wait(ctx, taken)
+			if err != nil {
+				return err
+			}
+		} else if !joined {
 			return err
 		}
 		if err := ctx.Err(); err != nil { // fn has not run
@@ -238,34 +259,46 @@ func (n *Node) serialized(ctx context.Context, lane *blocking.Lane, path resolve
 // is locked is the one that is checked, mounted and unmounted, even if a symlink in the
 // requested one changes meanwhile. All spellings of a path resolve to the same one.
 type resolvedPath struct {
-	path string // as the mount table shows it; if err is set, the requested path, cleaned
-	err  error  // why the parent directory cannot be resolved
+	point *mountapi.Point // nil if err is set
+	path  string          // as the mount table shows it; if err is set, the requested path, cleaned
+	err   error           // why the parent directory cannot be resolved
 }
 
-// resolve resolves the path, which may block on a hung mount among its parents.
+func openPath(path string) resolvedPath {
+	point, err := mountapi.OpenPoint(path)
+	if err != nil {
+		return resolvedPath{nil, path, err}
+	}
+	return resolvedPath{point, point.Path(), nil}
+}
+
+func (p resolvedPath) close() {
+	if p.point != nil {
+		p.point.Close()
+	}
+}
+
+// resolve resolves the path, which may block on a hung mount among its parents, and does not
+// keep it open.
 func (n *Node) resolve(ctx context.Context, lane *blocking.Lane, path string) (resolvedPath, error) {
 	path = filepath.Clean(path)
-	v, _, err := lane.Do(ctx, path+" (resolve)", func() (any, error) { return canonicalPath(path), nil })
+	v, _, err := lane.Do(ctx, path+" (resolve only)", func() (any, error) {
+		target := openPath(path)
+		target.close()
+		return resolvedPath{nil, target.path, target.err}, nil
+	})
 	if err != nil {
 		return resolvedPath{}, err
 	}
 	return v.(resolvedPath), nil
 }
 
-func canonicalPath(path string) resolvedPath {
-	canonical, err := mountapi.Resolve(path)
-	if err != nil {
-		return resolvedPath{filepath.Clean(path), err}
-	}
-	return resolvedPath{canonical, nil}
-}
-
 // target returns the path for an operation that mounts: its parent has to exist.
-func (p resolvedPath) target() (string, error) {
+func (p resolvedPath) target() (*mountapi.Point, error) {
 	if errors.Is(p.err, fs.ErrNotExist) {
-		return "", faultf(csierr.Precondition, "the parent directory of %s does not exist; the CO creates it: %w", p.path, p.err)
+		return nil, faultf(csierr.Precondition, "the parent directory of %s does not exist; the CO creates it: %w", p.path, p.err)
 	}
-	return p.path, p.err
+	return p.point, p.err
 }
 
 // volume returns the path for an operation on a mounted volume: without its parent there is none.

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
-	"path"
 	"slices"
 
 	"github.com/csikit/csikit/csierr"
@@ -15,27 +12,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, path resolvedPath, attr mountapi.Attr) error {
-	staging, err := mountapi.Resolve(r.StagingTargetPath)
-	if err != nil && !notExist(err) {
-		return err
-	}
+func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest, path resolvedPath, attr mountapi.Attr) (err error) {
 	target, err := path.target()
 	if err != nil {
 		return err
 	}
-	if target == staging { // the staging mount would be taken for an earlier publication
-		return conflict("the target path is the staging path", nil)
+	staging, err := mountapi.OpenSource(r.StagingTargetPath)
+	if notExist(err) || errors.Is(err, unix.ELOOP) {
+		return faultf(csierr.Precondition, "nothing is mounted at the staging path %s: stage the volume first", r.StagingTargetPath)
 	}
-	// One lookup per path, not a search in a table of thousands.
-	staged, err := mountapi.At(staging)
+	if why := corruption(err); why != nil {
+		return stagingCorrupted(why)
+	}
 	if err != nil {
 		return err
 	}
-	if len(staged) == 0 {
+	defer staging.Close()
+	source, mounted, err := staging.Mount()
+	if err != nil {
+		return err
+	}
+	if !mounted {
 		return faultf(csierr.Precondition, "nothing is mounted at the staging path %s: stage the volume first", r.StagingTargetPath)
 	}
-	source := staged[len(staged)-1]
+	if target.Path() == source.MountPoint { // the staging mount would be taken for an earlier publication
+		return conflict("the target path is the staging path", nil)
+	}
 	if r.Device.Path != "" {
 		dev, err := openDevice(r.Device)
 		if err != nil {
@@ -56,12 +58,17 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 	if source.ReadOnly() && attr&mountapi.ReadOnly == 0 {
 		return faultf(csierr.Precondition, "the volume is staged read-only: unstage and stage it read-write, or publish it read-only")
 	}
-	on, err := n.healthyAt(ctx, target)
+	on, undo, err := n.makeDirectory(ctx, target)
 	if err != nil {
 		return err
 	}
-	if why := corrupted(staging); why != nil {
-		return faultf(csierr.Precondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
+	defer func() {
+		if err != nil {
+			undo()
+		}
+	}()
+	if why := corruptedAt(staging.Fd(), "."); why != nil {
+		return stagingCorrupted(why)
 	}
 	// A bind mount inherits the attributes of the staging mount.
 	want := wanted{source.Major, source.Minor, source.Root, source.FSType, source.MountAttr().With(attr)}
@@ -78,28 +85,23 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 		if err != nil {
 			return err
 		}
-		if others := table.elsewhere(source, staging, target); len(others) > 0 {
+		if others := table.elsewhere(source, source.MountPoint, target.Path()); len(others) > 0 {
 			return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
-	undo, err := makeDirectory(target)
+	// The mount table has only a name of the device of a btrfs, and one of several.
+	major, minor, err := deviceBehind(staging, source.FSType)
 	if err != nil {
-		return err
+		return &fault{kind: csierr.Uncertain, err: err}
 	}
-	if err := n.bind(ctx, staging, target, attr, func(tree *mountapi.Tree) error {
-		major, minor, err := treeDevice(tree, source.FSType)
-		if err != nil {
-			return &fault{kind: csierr.Uncertain, err: err}
-		}
-		if major != source.Major || minor != source.Minor {
-			return faultf(csierr.Uncertain, "the mount at the staging path was replaced by another process; retry")
-		}
-		return nil
-	}); err != nil {
-		undo()
-		return err
+	if major != source.Major || minor != source.Minor {
+		return faultf(csierr.Uncertain, "the mount at the staging path is of device %d:%d, and the mount table has %d:%d; retry", major, minor, source.Major, source.Minor)
 	}
-	return nil
+	return n.bind(ctx, staging, target, attr)
+}
+
+func stagingCorrupted(why error) error {
+	return faultf(csierr.Precondition, "the mount at the staging path is corrupted or stale: unstage and stage the volume again: %w", why)
 }
 
 func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path resolvedPath) error {
@@ -126,11 +128,11 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	if err := table.refuseFilesystem(dev); err != nil {
 		return err
 	}
-	others, err := table.nodes(dev, target)
+	others, err := table.nodes(dev, target.Path())
 	if err != nil {
 		return err
 	}
-	if on := table.at(target); len(on) > 0 {
+	if on := table.at(target.Path()); len(on) > 0 {
 		diff, err := compareNode(on, dev, r.ReadOnly)
 		if err != nil {
 			return err
@@ -151,20 +153,19 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 	if err != nil {
 		return err
 	}
+	source, err := mountapi.OpenSource(dev.path)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if root, err := source.Root(); err != nil || !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
+		return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
+	}
 	undo, err := makeFile(target)
 	if err != nil {
 		return err
 	}
-	if err := n.bind(ctx, dev.path, target, attr, func(tree *mountapi.Tree) error {
-		root, err := tree.Root()
-		if err != nil {
-			return err
-		}
-		if !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
-			return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
-		}
-		return nil
-	}); err != nil {
+	if err := n.bind(ctx, source, target, attr); err != nil {
 		undo()
 		return err
 	}
@@ -227,45 +228,6 @@ func (n *Node) mustChangeAccess(dev *device, readOnly bool, others []mountapi.Mo
 	return true, nil
 }
 
-// makeDirectory creates the target; undo removes it if this call created it.
-func makeDirectory(target string) (undo func(), err error) {
-	err = os.Mkdir(target, 0o750)
-	if err == nil {
-		return func() { remove(target) }, nil
-	}
-	if st, e := os.Lstat(target); e != nil {
-		return nil, err
-	} else if !st.IsDir() {
-		return nil, conflict("the target path exists and has the wrong type", []Difference{{"target", "a directory", describe(st)}})
-	}
-	return func() {}, nil
-}
-
-// makeFile creates the file that a device node is mounted on; undo as in makeDirectory.
-func makeFile(target string) (undo func(), err error) {
-	f, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
-	if err == nil {
-		f.Close()
-		return func() { remove(target) }, nil
-	}
-	if st, e := os.Lstat(target); e != nil {
-		return nil, err
-	} else if !st.Mode().IsRegular() || st.Size() != 0 {
-		return nil, conflict("the target path exists and has the wrong type", []Difference{{"target", "an empty file", describe(st)}})
-	}
-	return func() {}, nil
-}
-
-func describe(st fs.FileInfo) string {
-	switch {
-	case st.IsDir():
-		return "a directory"
-	case st.Mode().IsRegular():
-		return fmt.Sprintf("a file of %d bytes", st.Size())
-	}
-	return fmt.Sprintf("of mode %v", st.Mode())
-}
-
 func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 	if notExist(path.err) {
 		return nil
@@ -273,64 +235,52 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 	if path.err != nil {
 		return path.err
 	}
-	target := path.path
-	if err := n.unmountTarget(ctx, target); err != nil {
+	target := path.point
+	// This shows what is there without crossing the mount or reading the directory: EBUSY is a
+	// directory with a mount, ENOTDIR a file. Only of a file the mount table is needed.
+	err := unix.Unlinkat(target.Dir(), target.Name(), unix.AT_REMOVEDIR)
+	switch {
+	case err == nil || errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		err = n.unmountBounded(ctx, target)
+	default:
+		err = n.unmountFile(ctx, target)
+	}
+	if err != nil {
 		return err
 	}
-	st, err := os.Lstat(target)
-	if notExist(err) {
-		return nil
-	}
-	if err != nil {
-		return &fault{kind: csierr.Uncertain, err: err}
-	}
-	if st.Mode().IsRegular() && st.Size() > 0 {
-		return faultf(csierr.Precondition, "nothing is mounted at the target path, but %s is %s, which is not deleted: move the data away, then delete the path", target, describe(st))
-	}
-	err = remove(target)
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) {
-		return faultf(csierr.Precondition, "nothing is mounted at the target path, but the directory is not empty and is not deleted: move the data away, then delete the path: %w", err)
-	}
-	if err != nil {
-		return &fault{kind: csierr.Uncertain, err: err}
-	}
-	return nil
+	return remove(target)
 }
 
-// unmountTarget unmounts what is on the target. With the last read-only publication of a
-// block device, the device's read-only flag is cleared: it would persist even after a loop
-// device is detached, and affect the next volume on that device.
-//
-// The table is read only if the target is a file, which the directory entry shows without
-// crossing the mount.
-func (n *Node) unmountTarget(ctx context.Context, target string) error {
-	if !mayBeFile(target) {
-		return n.unmountBounded(ctx, target)
-	}
+// unmountFile unmounts what is on a target that is, or may be, a file. With the last
+// read-only publication of a block device, the device's read-only flag is cleared: it would
+// persist even after a loop device is detached, and affect the next volume on that device.
+func (n *Node) unmountFile(ctx context.Context, target *mountapi.Point) error {
 	for range 1000 { // as in unmountAll
 		table, err := readTable()
 		if err != nil {
 			return &fault{kind: csierr.Uncertain, err: err}
 		}
-		on := table.at(target)
+		on := table.at(target.Path())
 		if !slices.ContainsFunc(on, func(m mountapi.Mount) bool { return mayBeNode(m) && m.ReadOnly() }) {
 			return n.unmountBounded(ctx, target)
 		}
-		if err := n.unmountNode(ctx, on[len(on)-1]); err != nil {
+		if err := n.unmountNode(ctx, target, on[len(on)-1]); err != nil {
 			return err
 		}
 	}
 	return faultf(csierr.Uncertain, "still mounted after 1000 unmounts")
 }
 
-// unmountNode unmounts the top mount at a path, of a device node or of anything else.
-func (n *Node) unmountNode(ctx context.Context, m mountapi.Mount) error {
+// unmountNode unmounts the top mount at the target, of a device node or of anything else.
+func (n *Node) unmountNode(ctx context.Context, target *mountapi.Point, m mountapi.Mount) error {
 	dev, err := readOnlyNode(m)
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: err}
 	}
 	if dev == nil {
-		return n.unmountTop(ctx, m.MountPoint)
+		return n.unmountTop(ctx, target)
 	}
 	defer dev.close()
 	defer n.lock(dev.name())()
@@ -348,7 +298,7 @@ func (n *Node) unmountNode(ctx context.Context, m mountapi.Mount) error {
 	if last {
 		kept = dev.setReadOnly(false)
 	}
-	if err := n.unmountTop(ctx, m.MountPoint); err != nil {
+	if err := n.unmountTop(ctx, target); err != nil {
 		if last && mayBePublished(dev) {
 			err = errors.Join(err, dev.setReadOnly(true))
 		}
@@ -391,27 +341,6 @@ func readOnlyNode(m mountapi.Mount) (*device, error) {
 		return nil, nil
 	}
 	return dev, nil
-}
-
-// mayBeFile reads the type of the path from its parent directory, without crossing the
-// mount on it. True means a file, or not known.
-func mayBeFile(p string) bool {
-	dir, err := os.Open(path.Dir(p))
-	if err != nil {
-		return true
-	}
-	defer dir.Close()
-	for {
-		entries, err := dir.ReadDir(256)
-		for _, e := range entries {
-			if e.Name() == path.Base(p) {
-				return !e.IsDir()
-			}
-		}
-		if err != nil {
-			return !errors.Is(err, io.EOF) // at the end: no such entry, so no mount on it
-		}
-	}
 }
 
 func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) }

@@ -63,7 +63,7 @@ func newFixture(t testing.TB, size int64) *fixture {
 		}
 		for i := len(table) - 1; i >= 0; i-- {
 			if strings.HasPrefix(table[i].MountPoint, dir+"/") {
-				if err := unmountAll(table[i].MountPoint); err != nil {
+				if err := unmountPath(table[i].MountPoint); err != nil {
 					t.Error(err)
 				}
 			}

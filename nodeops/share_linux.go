@@ -18,9 +18,11 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 	if err != nil {
 		return err
 	}
-	if on, err := n.healthyAt(ctx, target); err != nil {
+	on, undo, err := n.makeDirectory(ctx, target)
+	if err != nil {
 		return err
-	} else if len(on) > 0 {
+	}
+	if len(on) > 0 {
 		if diff := s.compare(on); len(diff) > 0 {
 			return conflict("another volume or another configuration is published at the target path", diff)
 		}
@@ -31,27 +33,25 @@ func (n *Node) publishShare(ctx context.Context, s share, path resolvedPath) err
 		defer n.lock("share " + s.source)()
 		table, err := readTable()
 		if err != nil {
+			undo()
 			return err
 		}
-		if others := table.sharesOf(s, target); len(others) > 0 {
+		if others := table.sharesOf(s, target.Path()); len(others) > 0 {
+			undo()
 			return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
-	undo, err := makeDirectory(target)
-	if err != nil {
-		return err
-	}
-	unlock, err := lockTarget(ctx, target)
+	_, unlock, err := lockTarget(ctx, target)
 	if err != nil {
 		undo()
 		return err
 	}
 	defer unlock()
-	failed := n.mountShare(ctx, s, target)
+	failed := n.mountShare(ctx, s, target.Path())
 	// The helper's result is not trusted: one that was killed may have mounted just before,
 	// and one that succeeded may have mounted another source, or a FUSE file system whose
 	// server has ended since.
-	on, err := n.healthyAt(ctx, target)
+	on, err = n.healthyAt(ctx, target)
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: errors.Join(failed, err)}
 	}

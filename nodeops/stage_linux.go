@@ -23,10 +23,11 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	if r.FSType == "btrfs" && !strings.HasPrefix(dev.path, "/dev/") {
 		return faultf(csierr.Invalid, "device %s is not in /dev: the mount table shows only the path of a btrfs device, so it has to be one in /dev", dev.path)
 	}
-	target, err := path.target()
+	point, err := path.target()
 	if err != nil {
 		return err
 	}
+	target := path.path
 	table, err := readTable()
 	if err != nil {
 		return err
@@ -39,7 +40,7 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 			why = failure(m, dev)
 		}
 		if why != nil && !(errors.Is(why, errRecorded) && r.Fsck == FsckNever) {
-			err := n.unmountFailed(ctx, r, table, target, why)
+			err := n.unmountFailed(ctx, r, table, point, why)
 			if err == nil {
 				return n.stageFilesystem(ctx, r, path, opts)
 			}
@@ -63,9 +64,9 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 		return err
 	}
 	// Check the target before anything is written to the device.
-	if st, err := os.Lstat(target); err != nil {
+	if st, err := lstat(point); err != nil {
 		return faultf(csierr.Precondition, "the CO has to create the staging directory: %w", err)
-	} else if !st.IsDir() {
+	} else if !isType(st, unix.S_IFDIR) {
 		return conflict("the staging path exists and has the wrong type", []Difference{{"staging path", "a directory", describe(st)}})
 	}
 	refusesWrites, err := dev.readOnly()
@@ -81,11 +82,11 @@ func (n *Node) stageFilesystem(ctx context.Context, r StageFilesystemRequest, pa
 	if err := n.prepareFilesystem(ctx, r, dev, readOnly); err != nil {
 		return err
 	}
-	if err := n.mountDevice(ctx, dev, target, r.FSType, opts); err != nil {
+	if err := n.mountDevice(ctx, dev, point, r.FSType, opts); err != nil {
 		return err
 	}
 	if err := n.finishStage(ctx, r, target, dev, readOnly); err != nil {
-		if undo := n.unmountAll(ctx, target); undo != nil {
+		if undo := n.unmountAll(ctx, point); undo != nil {
 			return faultf(csierr.Uncertain, "%w; and it cannot be unmounted: %w", err, undo)
 		}
 		return err
@@ -108,18 +109,18 @@ func (n *Node) stageBlock(ctx context.Context, d Device) error {
 
 // unmountFailed unmounts a mount that failed, so that it can be replaced. It unmounts only
 // the top one: the one below may be healthy, and is checked next.
-func (n *Node) unmountFailed(ctx context.Context, r StageFilesystemRequest, table table, target string, why error) error {
+func (n *Node) unmountFailed(ctx context.Context, r StageFilesystemRequest, table table, target *mountapi.Point, why error) error {
 	// The failed superblock stays as long as one of its mounts, and a new mount would show
 	// it. No final code: the CO would not unmount what is mounted.
-	on := table.at(target)
-	err := n.notPublished(ctx, table, on[len(on)-1:], target)
+	on := table.at(target.Path())
+	err := n.notPublished(ctx, table, on[len(on)-1:], target.Path())
 	if err == nil {
 		err = n.unmountTop(ctx, target)
 	}
 	if err != nil {
 		return &fault{kind: csierr.Uncertain, err: fmt.Errorf("the mount at the staging path is corrupted (%w) and cannot be replaced: %w", why, err)}
 	}
-	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target, "error", why)
+	n.log.Warn("unmounted a corrupted mount, to mount the volume again", "volume_id", r.VolumeID, "path", target.Path(), "error", why)
 	return nil
 }
 
@@ -141,7 +142,7 @@ func (t table) checkUnused(dev *device, target string) error {
 }
 
 // mountDevice mounts the device's file system on target.
-func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType string, opts mountapi.Options) (err error) {
+func (n *Node) mountDevice(ctx context.Context, dev *device, target *mountapi.Point, fsType string, opts mountapi.Options) (err error) {
 	_, done := n.telemetry.step(ctx, "mount")
 	defer func() { done(err) }()
 	// Two concurrent calls may both have found the device unused.
@@ -150,7 +151,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	if err != nil {
 		return err
 	}
-	if err := table.checkUnused(dev, target); err != nil {
+	if err := table.checkUnused(dev, target.Path()); err != nil {
 		return err
 	}
 	opts.Data = append(slices.Clone(filesystems[fsType].data), opts.Data...)
@@ -160,7 +161,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	}
 	defer tree.Close() // before a later unmount: it keeps the mount busy
 	// The path was resolved to a device twice, by us and by the kernel.
-	major, minor, err := treeDevice(tree, fsType)
+	major, minor, err := deviceBehind(tree, fsType)
 	if err != nil {
 		return err
 	}
@@ -170,13 +171,16 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target, fsType stri
 	return attach(ctx, tree, target)
 }
 
-// treeDevice returns the number of the block device of a mount of that file system type.
-func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err error) {
+// deviceBehind returns the number of the block device of a mount of that file system type.
+func deviceBehind(mount interface {
+	Root() (mountapi.Root, error)
+	Open() (*os.File, error)
+}, fsType string) (major, minor uint32, err error) {
 	if fsType != "btrfs" {
-		root, err := tree.Root()
+		root, err := mount.Root()
 		return root.Major, root.Minor, err
 	}
-	dir, err := tree.Open()
+	dir, err := mount.Open()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -251,7 +255,7 @@ func (n *Node) unmountStaged(ctx context.Context, path resolvedPath) error {
 	if err := n.notPublished(ctx, table, on, target); err != nil {
 		return err
 	}
-	if err := n.unmountAll(ctx, target); err != nil {
+	if err := n.unmountAll(ctx, path.point); err != nil {
 		return err
 	}
 	// EINVAL, which ends unmountAll, is also the error for a mount that this namespace may
@@ -293,13 +297,10 @@ func (n *Node) unpublishOrphaned(ctx context.Context, published []mountapi.Mount
 		}
 		n.log.Warn("unpublishing an orphaned publication", "path", m.MountPoint)
 		// Serialized with other operations on the path, as if the CO had requested it.
-		target, err := n.resolve(ctx, n.teardown, m.MountPoint)
-		if err == nil {
-			err = n.serialized(ctx, n.teardown, target, func(ctx context.Context, target resolvedPath) error {
-				defer n.dropStats(target)
-				return n.unpublish(ctx, target)
-			})
-		}
+		err := n.serialized(ctx, n.teardown, m.MountPoint, func(ctx context.Context, target resolvedPath) error {
+			defer n.dropStats(target)
+			return n.unpublish(ctx, target)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("unpublish the orphaned publication at %s: %w", m.MountPoint, err)
 		}

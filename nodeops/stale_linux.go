@@ -3,7 +3,6 @@ package nodeops
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 
 	"github.com/csikit/csikit/csierr"
@@ -23,8 +22,15 @@ var corruptedErrnos = []unix.Errno{
 // corrupted checks the file system mounted at the path and returns its error, if that is
 // one of corruptedErrnos. It may hang, and is not called before an unmount, unless
 // Config.Unmount needs it.
-func corrupted(path string) error {
-	err := probeMount(path)
+func corrupted(path string) error { return corruptedAt(unix.AT_FDCWD, path) }
+
+// corruptedAt is corrupted for a name in an open directory.
+func corruptedAt(dir int, name string) error {
+	return corruption(probeMount(dir, name))
+}
+
+// corruption returns the error if it is one of corruptedErrnos.
+func corruption(err error) error {
 	for _, errno := range corruptedErrnos {
 		if errors.Is(err, errno) {
 			return err
@@ -63,20 +69,20 @@ func (d *device) recordsErrors() bool {
 	return err == nil && !probe.ExtClean(head)
 }
 
-func probeMount(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+func probeMount(dir int, name string) error {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
+		return os.NewSyscallError("openat", err)
 	}
-	dir := os.NewFile(uintptr(fd), path)
-	defer dir.Close()
+	defer unix.Close(fd)
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE, &st); err != nil {
-		return &os.PathError{Op: "statx", Path: path, Err: err}
+		return os.NewSyscallError("statx", err)
 	}
 	// A file system that has shut down may have the root cached, and ext4 its entries too.
-	if _, err := dir.Readdirnames(1); err != nil && !errors.Is(err, io.EOF) {
-		return err
+	var entries [1024]byte
+	if _, err := unix.Getdents(fd, entries[:]); err != nil {
+		return os.NewSyscallError("getdents64", err)
 	}
 	_, err = unix.Fgetxattr(fd, "user.csikit", nil)
 	return os.NewSyscallError("fgetxattr", err)
@@ -84,22 +90,22 @@ func probeMount(path string) error {
 
 // healthyAt unmounts corrupted mounts from the path, down to the first healthy one, and
 // returns what is mounted then, the top last.
-func (n *Node) healthyAt(ctx context.Context, path string) ([]mountapi.Mount, error) {
+func (n *Node) healthyAt(ctx context.Context, p *mountapi.Point) ([]mountapi.Mount, error) {
 	for range 1000 { // as in unmountAll
-		on, err := mountapi.At(path)
+		on, err := p.At()
 		if err != nil || len(on) == 0 {
 			return nil, err
 		}
-		why := corrupted(path)
+		why := corruptedAt(p.Dir(), p.Name())
 		if why == nil {
 			return on, nil
 		}
-		n.log.Warn("unmounting a corrupted mount, to mount the volume again", "path", path, "source", on[len(on)-1].Source, "error", why)
+		n.log.Warn("unmounting a corrupted mount, to mount the volume again", "path", p.Path(), "source", on[len(on)-1].Source, "error", why)
 		_, done := n.telemetry.step(ctx, "unmount")
-		_, err = unmount(path)
+		_, err = unmount(p)
 		done(err)
 		if err != nil {
-			return nil, unmountFault(path, err)
+			return nil, unmountFault(p.Path(), err)
 		}
 	}
 	return nil, faultf(csierr.Uncertain, "the mount is still corrupted after 1000 unmounts")

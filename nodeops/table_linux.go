@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -218,12 +217,12 @@ func access(readOnly bool) string {
 }
 
 // unmountTop unmounts only the top mount at the path.
-func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
+func (n *Node) unmountTop(ctx context.Context, p *mountapi.Point) (err error) {
 	_, done := n.telemetry.step(ctx, "unmount")
 	defer func() { done(err) }()
 	was, err := unmount(p)
 	if err != nil {
-		return unmountFault(p, err)
+		return unmountFault(p.Path(), err)
 	}
 	if !was {
 		return faultf(csierr.Uncertain, "already unmounted by another process, or this process may not unmount it")
@@ -232,7 +231,7 @@ func (n *Node) unmountTop(ctx context.Context, p string) (err error) {
 }
 
 // unmountAll calls the function of that name in a span.
-func (n *Node) unmountAll(ctx context.Context, p string) error {
+func (n *Node) unmountAll(ctx context.Context, p *mountapi.Point) error {
 	_, done := n.telemetry.step(ctx, "unmount")
 	err := unmountAll(p)
 	done(err)
@@ -243,33 +242,43 @@ func (n *Node) unmountAll(ctx context.Context, p string) error {
 // a file system that is mounted nowhere any more: the kernel first removes it from its
 // path, and then waits for the server, to write dirty pages and to end the session (NFSv4,
 // also of an idle mount). That cannot be aborted.
-func (n *Node) unmountBounded(ctx context.Context, p string) error {
+func (n *Node) unmountBounded(ctx context.Context, p *mountapi.Point) error {
 	if n.unmount == UnmountWait {
 		return n.unmountAll(ctx, p)
 	}
 	// A key of its own: an earlier call that hangs on this path must not be joined.
-	key := fmt.Sprintf("%s (unmount %d)", p, n.unmounts.Add(1))
+	key := fmt.Sprintf("%s (unmount %d)", p.Path(), n.unmounts.Add(1))
 	for {
-		err := n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
-			_, _, err := n.teardown.Do(ctx, key, func() (any, error) { return nil, n.unmountAll(ctx, p) })
+		own, err := p.Dup() // the caller may return first, and close its own
+		if err != nil {
+			return &fault{kind: csierr.Uncertain, err: err}
+		}
+		err = n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
+			_, joined, err := n.teardown.Do(ctx, key, func() (any, error) {
+				defer own.Close()
+				return nil, n.unmountAll(ctx, own)
+			})
+			if joined {
+				own.Close()
+			}
 			return err
 		})
 		if !isPending(err) {
 			return err
 		}
 		// The table, since a path lookup may block on the server.
-		if table, e := readTable(); e == nil && len(table.at(p)) == 0 {
-			n.log.Warn("the unmount is still in flight in the kernel, as the server does not respond", "path", p)
+		if table, e := readTable(); e == nil && len(table.at(p.Path())) == 0 {
+			n.log.Warn("the unmount is still in flight in the kernel, as the server does not respond", "path", p.Path())
 			return nil
 		}
 	}
 }
 
-// unmount is mountapi.Unmount, but retries while the mount is busy, for 127 ms: between fork
+// unmount is Point.Unmount, but retries while the mount is busy, for 127 ms: between fork
 // and exec, any program that is being started has copies of all open files.
-func unmount(p string) (was bool, err error) {
+func unmount(p *mountapi.Point) (was bool, err error) {
 	err = retryBusy(func() error {
-		was, err = mountapi.Unmount(p)
+		was, err = p.Unmount()
 		return err
 	})
 	return was, err
@@ -287,25 +296,15 @@ func retryBusy(fn func() error) error {
 
 // unmountAll unmounts everything that is mounted on the path. The bound is for another
 // process that mounts there as fast as this one unmounts.
-func unmountAll(p string) error {
+func unmountAll(p *mountapi.Point) error {
 	for range 1000 {
 		more, err := unmount(p)
 		if err != nil {
-			return unmountFault(p, err)
+			return unmountFault(p.Path(), err)
 		}
 		if !more {
 			return nil
 		}
 	}
 	return faultf(csierr.Uncertain, "still mounted after 1000 unmounts")
-}
-
-// remove deletes what a publish operation created at the path: an empty directory or an
-// empty file, and nothing else.
-func remove(p string) error {
-	err := os.Remove(p) // unlink or rmdir, never recursive
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }

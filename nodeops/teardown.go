@@ -49,7 +49,7 @@ func (n *Node) runUnmount(ctx context.Context, op, volumeID, path string, fn fun
 		return wrap(op, volumeID, path, err)
 	}
 	run := func(ctx context.Context) error {
-		return wrap(op, volumeID, path, n.serialized(ctx, n.teardown, target, fn))
+		return wrap(op, volumeID, path, n.serialized(ctx, n.teardown, target.path, fn))
 	}
 	retry := func(ctx context.Context) error {
 		next := run(ctx)

@@ -34,7 +34,7 @@ func staged(t testing.TB) (n *Node, staging, pods string) {
 		ok(t, err)
 		for i := len(table) - 1; i >= 0; i-- {
 			if strings.HasPrefix(table[i].MountPoint, dir+"/") {
-				ok(t, unmountAll(table[i].MountPoint))
+				ok(t, unmountPath(table[i].MountPoint))
 			}
 		}
 	})
@@ -107,12 +107,12 @@ func TestWaitForAnotherInstanceEnds(t *testing.T) {
 	cancel()
 	tree, err := mountapi.CloneTree(staging, 0)
 	ok(t, err)
-	err = wrap("publish", "v", target, attach(ended, tree, target))
+	err = wrap("publish", "v", target, attach(ended, tree, point(t, target)))
 	if !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "another process mounts at "+target) {
 		t.Errorf("attached while another process mounts: %v, want CANCELED", err)
 	}
 	ok(t, unix.Flock(int(other.Fd()), unix.LOCK_UN))
-	ok(t, attach(ended, tree, target)) // nothing to wait for
+	ok(t, attach(ended, tree, point(t, target))) // nothing to wait for
 	ok(t, tree.Close())
 	ok(t, n.Unpublish(t.Context(), UnpublishRequest{VolumeID: "v", TargetPath: target}))
 }

@@ -46,7 +46,7 @@ func TestAt(t *testing.T) {
 	}
 	if hasStatCalls() { // a missing path needs no table
 		for _, path := range []string{"nope", "file/x"} {
-			if on, err := statAt(s.path(path)); on != nil || err != nil {
+			if on, err := (Kernel{}).statAt(unix.AT_FDCWD, s.path(path)); on != nil || err != nil {
 				t.Errorf("statAt %s: %v, %v", path, on, err)
 			}
 		}
@@ -106,7 +106,7 @@ func TestStatAtAgreesWithTable(t *testing.T) {
 	table := s.table()
 	reported := 0
 	for _, m := range table {
-		stat, err := statAt(m.MountPoint)
+		stat, err := Kernel{}.statAt(unix.AT_FDCWD, m.MountPoint)
 		if err == errIncomplete {
 			continue
 		}

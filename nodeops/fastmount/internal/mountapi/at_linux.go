@@ -14,12 +14,8 @@ import (
 
 // At is the function [At] on this kernel.
 func (k Kernel) At(path string) ([]Mount, error) {
-	if k.Without&StatCalls == 0 && hasStatCalls() {
-		if on, err := statAt(path); err == nil {
-			return on, nil
-		}
-		// The mount is stale, or was removed concurrently, or this kernel does not report
-		// every field: the table has it.
+	if on, err := k.statAt(unix.AT_FDCWD, path); err == nil {
+		return on, nil
 	}
 	path, err := Resolve(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -28,6 +24,10 @@ func (k Kernel) At(path string) ([]Mount, error) {
 	if err != nil {
 		return nil, err
 	}
+	return tableAt(path)
+}
+
+func tableAt(path string) ([]Mount, error) {
 	table, err := Table()
 	if err != nil {
 		return nil, err
@@ -35,9 +35,22 @@ func (k Kernel) At(path string) ([]Mount, error) {
 	return Stack(table, path), nil
 }
 
-func statAt(path string) ([]Mount, error) {
+// at is At for a name in an open directory, which is the path in the table.
+func (k Kernel) at(dir int, name, path string) ([]Mount, error) {
+	if on, err := k.statAt(dir, name); err == nil {
+		return on, nil
+	}
+	return tableAt(path)
+}
+
+// statAt fails if the mount is stale, or was removed concurrently, or this kernel does not
+// report every field: the table has it then.
+func (k Kernel) statAt(dir int, name string) ([]Mount, error) {
+	if k.Without&StatCalls != 0 || !hasStatCalls() {
+		return nil, errIncomplete
+	}
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
+	err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
 		unix.STATX_MNT_ID_UNIQUE, &st)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):

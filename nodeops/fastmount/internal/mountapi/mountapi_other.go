@@ -17,6 +17,15 @@ func (*Tree) Root() (Root, error)     { return Root{}, errors.ErrUnsupported }
 func (*Tree) Open() (*os.File, error) { return nil, errors.ErrUnsupported }
 func (*Tree) Attach(string) error     { return errors.ErrUnsupported }
 
+// Point stands for an open directory and a name in it.
+type Point struct{}
+
+func OpenPoint(string) (*Point, error) { return nil, errors.ErrUnsupported }
+
+func (*Point) Close()               {}
+func (*Point) Path() string         { return "" }
+func (*Point) At() ([]Mount, error) { return nil, errors.ErrUnsupported }
+
 func (Kernel) CloneTree(string, Attr) (*Tree, error)          { return nil, errors.ErrUnsupported }
 func (Kernel) NewTree(string, string, Options) (*Tree, error) { return nil, errors.ErrUnsupported }
 func (Kernel) At(string) ([]Mount, error)                     { return nil, errors.ErrUnsupported }

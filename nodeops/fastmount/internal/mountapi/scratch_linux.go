@@ -121,12 +121,8 @@ func (s *scratch) top() (Mount, error) {
 	return on[0], nil
 }
 
-func (k Kernel) cloneByMount(source string, attr Attr) (_ *Tree, err error) {
-	from, err := openPath(source)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(from)
+// cloneByMount copies what is open as from.
+func (k Kernel) cloneByMount(from int, attr Attr) (_ *Tree, err error) {
 	st, err := statFD(from)
 	if err != nil {
 		return nil, err

@@ -50,7 +50,12 @@ var (
 // CloneTree is the function [CloneTree] on this kernel.
 func (k Kernel) CloneTree(source string, attr Attr) (*Tree, error) {
 	if k.Without&TreeCalls != 0 || !hasTreeCalls() {
-		return k.cloneByMount(source, attr)
+		from, err := openPath(source)
+		if err != nil {
+			return nil, err
+		}
+		defer unix.Close(from)
+		return k.cloneByMount(from, attr)
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, source,
 		unix.OPEN_TREE_CLONE|unix.O_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
@@ -61,6 +66,11 @@ func (k Kernel) CloneTree(source string, attr Attr) (*Tree, error) {
 		unix.Close(fd)
 		return nil, err
 	}
+	return newTree(fd, attr)
+}
+
+// newTree takes over the detached mount, and adds the attributes.
+func newTree(fd int, attr Attr) (*Tree, error) {
 	if attr != 0 {
 		set := unix.MountAttr{Attr_set: kernelAttr(attr)}
 		if attr&(NoAtime|StrictAtime) != 0 {
@@ -151,21 +161,27 @@ func (t *Tree) Root() (Root, error) {
 	if err != nil {
 		return Root{}, err
 	}
+	return rootOf(st), nil
+}
+
+func rootOf(st unix.Statx_t) Root {
 	return Root{
 		Major: st.Dev_major, Minor: st.Dev_minor,
 		BlockDevice: st.Mode&unix.S_IFMT == unix.S_IFBLK,
 		RdevMajor:   st.Rdev_major, RdevMinor: st.Rdev_minor,
-	}, nil
+	}
 }
 
 // Open opens the directory that is the tree's root, for queries to the file system that
 // Root does not answer.
-func (t *Tree) Open() (*os.File, error) {
-	fd, err := unix.Openat(t.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func (t *Tree) Open() (*os.File, error) { return openRoot(t.fd) }
+
+func openRoot(dir int) (*os.File, error) {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("openat", err)
 	}
-	return os.NewFile(uintptr(fd), "root of a tree"), nil
+	return os.NewFile(uintptr(fd), "root of a mount"), nil
 }
 
 // Attach mounts the tree on target, which is not followed when it is a symlink
@@ -176,6 +192,11 @@ func (t *Tree) Attach(target string) error {
 		return err
 	}
 	defer unix.Close(at)
+	return t.AttachTo(at, target)
+}
+
+// AttachTo is Attach to the directory or file that is open as at, whose path is only for errors.
+func (t *Tree) AttachTo(at int, path string) (err error) {
 	if t.scratch != nil {
 		err = t.scratch.move(at)
 	} else {
@@ -189,7 +210,7 @@ func (t *Tree) Attach(target string) error {
 		}
 	}
 	if err != nil {
-		return &os.PathError{Op: "mount on", Path: target, Err: err}
+		return &os.PathError{Op: "mount on", Path: path, Err: err}
 	}
 	return nil
 }
