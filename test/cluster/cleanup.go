@@ -50,18 +50,18 @@ func detachLoops(file string) error {
 	}
 }
 
-// detachOnce returns the devices that are still there.
-func detachOnce(pool *syscall.Stat_t) (left []string, err error) {
+// A loopDevice is one that has a file.
+type loopDevice struct {
+	path string
+	rdev uint64
+	info *unix.LoopInfo64
+}
+
+func loopDevices() (all []loopDevice, err error) {
 	names, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return nil, err
 	}
-	type device struct {
-		path string
-		rdev uint64
-		info *unix.LoopInfo64
-	}
-	var all []device
 	for _, name := range names {
 		path := "/dev/" + strings.Split(name, "/")[3]
 		f, err := os.Open(path)
@@ -71,9 +71,18 @@ func detachOnce(pool *syscall.Stat_t) (left []string, err error) {
 		var st unix.Stat_t
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 		if err == nil && unix.Fstat(int(f.Fd()), &st) == nil {
-			all = append(all, device{path, st.Rdev, info})
+			all = append(all, loopDevice{path, st.Rdev, info})
 		}
 		f.Close()
+	}
+	return all, nil
+}
+
+// detachOnce returns the devices that are still there.
+func detachOnce(pool *syscall.Stat_t) (left []string, err error) {
+	all, err := loopDevices()
+	if err != nil {
+		return nil, err
 	}
 	// A device is ours by its file: the pool, a file of the file system on a device of ours,
 	// or a device of ours itself, which kubelet attaches for volumes in block mode.

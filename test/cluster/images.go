@@ -46,6 +46,9 @@ var drivers = map[string][]string{
 	"nfsdriver":   {"nfsdriver"},
 }
 
+// pushed are the names under which a reader of README.md has pushed an image.
+var pushed = map[string]string{"nfsdriver": "registry.example.com/nfsdriver:v1.0.0"}
+
 func driverImage(driver, target string) string {
 	if target == driver {
 		return driver + ":dev"
@@ -66,6 +69,9 @@ func imageNames(m modFile) map[string]bool {
 		for _, target := range targets {
 			names[images.Reference(driverImage(driver, target))] = true
 		}
+		if name := pushed[driver]; name != "" {
+			names[name] = true
+		}
 	}
 	return names
 }
@@ -75,13 +81,13 @@ func (s sidecar) image(m modFile) string {
 }
 
 // makeImages writes an archive with the images of everything that the manifests name, and
-// returns their names. withSuite adds those of the suite.
-func makeImages(ctx context.Context, cache, dir, output, programs string, withSuite bool) (map[string]bool, error) {
+// returns their names; if scenarios need them, those of the suite, and of an earlier commit.
+func makeImages(ctx context.Context, c config, dir, output, programs string) (named map[string]bool, previous previousDriver, err error) {
 	say("making the images")
 	now := time.Now()
 	a, err := images.Create(output, now)
 	if err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	add := func(name string, files images.Tree, command ...string) error {
 		layer, err := files.Layer(now)
@@ -100,35 +106,35 @@ func makeImages(ctx context.Context, cache, dir, output, programs string, withSu
 
 	m, err := buildModule{name: "sidecars"}.parse(ctx)
 	if err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	for _, s := range sidecars {
 		path, err := exec.LookPath(s.program)
 		if err != nil {
-			return nil, err
+			return nil, previous, err
 		}
 		if err := addProgram(s.image(m), s.program, path); err != nil {
-			return nil, err
+			return nil, previous, err
 		}
 	}
 	standin := filepath.Join(dir, "standin")
 	if err := buildOurs(ctx, "standin", "-s -w", standin); err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	for _, name := range standins {
 		program, _, _ := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ":")
 		if err := addProgram(name, program, standin); err != nil {
-			return nil, err
+			return nil, previous, err
 		}
 	}
 	busybox := filepath.Join(programs, "bin/busybox")
 	applets, err := exec.CommandContext(ctx, busybox, "--list").Output()
 	if err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	data, err := os.ReadFile(busybox)
 	if err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 	files := images.Tree{}
 	for _, applet := range strings.Fields(string(applets)) {
@@ -136,30 +142,40 @@ func makeImages(ctx context.Context, cache, dir, output, programs string, withSu
 	}
 	files["bin/busybox"] = images.File{Mode: 0o755, Data: data}
 	if err := add(busyboxImage, files, "sh"); err != nil {
-		return nil, err
+		return nil, previous, err
 	}
 
-	b := images.Builder{Root: "../..", Cache: cache, Version: "dev", At: now, Current: true, Log: say}
+	b := images.Builder{Root: "../..", Cache: c.cache, Version: "dev", At: now, Current: true, Log: say}
 	for driver, targets := range drivers {
 		all, err := b.Images(ctx, driver, runtime.GOARCH)
 		if err != nil {
-			return nil, err
+			return nil, previous, err
 		}
 		for _, i := range all {
 			if !slices.ContainsFunc(targets, func(target string) bool { return driverImage(driver, target) == i.Name+":dev" }) {
-				return nil, fmt.Errorf("%s: add the target of %s to images.go", driver, i.Name)
+				return nil, previous, fmt.Errorf("%s: add the target of %s to images.go", driver, i.Name)
 			}
 			if _, err := a.Add(i.Name+":dev", i); err != nil {
-				return nil, err
+				return nil, previous, err
+			}
+			if name := pushed[i.Name]; name != "" {
+				if _, err := a.Add(name, i); err != nil {
+					return nil, previous, err
+				}
 			}
 		}
 	}
-	if withSuite {
-		if err := addSuite(ctx, cache, files, add); err != nil {
-			return nil, err
+	if c.withSuite() {
+		if err := addSuite(ctx, c.cache, files, add); err != nil {
+			return nil, previous, err
 		}
 	}
-	return imageNames(m), a.Close()
+	if c.withPrevious() {
+		if previous, err = addPrevious(ctx, c.cache, dir, a); err != nil {
+			return nil, previous, err
+		}
+	}
+	return imageNames(m), previous, a.Close()
 }
 
 // checkImages compares the images that manifests name with those in the archive: with

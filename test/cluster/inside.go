@@ -30,16 +30,20 @@ type scenario struct {
 	long bool
 	// suite: only with -suite or -long, and alone.
 	suite bool
+	// previous: it needs the driver of an earlier commit.
+	previous bool
 }
 
 // A selection says which scenarios are run.
 type selection struct {
-	Long, Suite bool
-	Run         string // a regular expression; with Suite, it is for the tests of the suite
+	Long, Suite, NFS bool
+	Run              string // a regular expression; with Suite, it is for the tests of the suite
 }
 
-func (s selection) has(x scenario) bool {
+func (s selection) has(p part, x scenario) bool {
 	switch {
+	case s.NFS && !p.guests, p.guests && !s.NFS && !s.Long:
+		return false
 	case s.Suite:
 		return x.suite
 	case s.Run != "":
@@ -48,11 +52,20 @@ func (s selection) has(x scenario) bool {
 	return s.Long || !x.long && !x.suite
 }
 
+// any: a chosen scenario has a property.
+func (s selection) any(has func(scenario) bool) bool {
+	return slices.ContainsFunc(parts, func(p part) bool { return slices.ContainsFunc(s.scenarios(p), has) })
+}
+
 // withSuite: one of the chosen scenarios is Kubernetes' suite.
-func (s selection) withSuite() bool {
-	return slices.ContainsFunc(parts, func(p part) bool {
-		return slices.ContainsFunc(s.scenarios(p), func(x scenario) bool { return x.suite })
-	})
+func (s selection) withSuite() bool { return s.any(func(x scenario) bool { return x.suite }) }
+
+// withPrevious: one of them needs the driver of an earlier commit.
+func (s selection) withPrevious() bool { return s.any(func(x scenario) bool { return x.previous }) }
+
+// withGuests: one of the chosen parts has virtual machines as its nodes.
+func (s selection) withGuests() bool {
+	return slices.ContainsFunc(parts, func(p part) bool { return p.guests && len(s.scenarios(p)) > 0 })
 }
 
 // withHelm: the chart is one of the chosen parts.
@@ -65,7 +78,7 @@ func (s selection) withHelm() bool {
 // scenarios returns those of a part.
 func (s selection) scenarios(p part) (chosen []scenario) {
 	for _, x := range p.scenarios {
-		if s.has(x) {
+		if s.has(p, x) {
 			chosen = append(chosen, x)
 		}
 	}
@@ -78,7 +91,9 @@ type part struct {
 	readme     string // section of the driver's README.md whose first command deploys it
 	namespace  string // of the driver
 	components []string
+	arguments  []string // of the node plugin, which no overlay has
 	nodes      []string
+	guests     bool     // the nodes are virtual machines, and there is no other node
 	ready      []string // what has to be rolled out
 	scenarios  []scenario
 }
@@ -105,6 +120,10 @@ func list() {
 		for _, s := range p.scenarios {
 			long := ""
 			switch {
+			case s.suite && p.guests:
+				long = " (-nfs -suite, -long)"
+			case p.guests:
+				long = " (-nfs, -long)"
 			case s.suite:
 				long = " (-suite, -long)"
 			case s.long:
@@ -129,15 +148,11 @@ func runInside(argument string) error {
 	if err != nil {
 		return err
 	}
-	if err := r.addNode(ctx, "node1"); err != nil {
-		return err
-	}
 	if err := r.installSnapshots(ctx); err != nil {
 		return err
 	}
-	say("the cluster is ready")
 	if c.Shell {
-		p := parts[0]
+		p := parts[slices.IndexFunc(parts, func(p part) bool { return p.guests == c.NFS })]
 		if err := r.deploy(ctx, p); err != nil {
 			return err
 		}
@@ -185,7 +200,7 @@ func (r *rig) installSnapshots(ctx context.Context) error {
 // components, as README.md of blockdriver explains it.
 func (r *rig) kustomization(p part) (string, error) {
 	overlay := filepath.Join(r.source, "examples", p.overlay)
-	if p.components == nil {
+	if p.components == nil && p.arguments == nil {
 		return overlay, nil
 	}
 	dir := filepath.Join(r.dir, "overlay")
@@ -200,16 +215,21 @@ func (r *rig) kustomization(p part) (string, error) {
 	for _, component := range p.components {
 		text += "  - " + filepath.Join(relative, "../../components", component) + "\n"
 	}
+	if len(p.arguments) > 0 {
+		text += "patches:\n  - target: {kind: DaemonSet}\n    patch: |-\n"
+	}
+	for _, a := range p.arguments {
+		text += "      - {op: add, path: /spec/template/spec/containers/0/args/-, value: " + a + "}\n"
+	}
 	return dir, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644)
 }
 
 func (r *rig) deploy(ctx context.Context, p part) error {
-	for _, name := range p.nodes {
-		if r.nodes[name] == nil {
-			if err := r.addNode(ctx, name); err != nil {
-				return err
-			}
-		}
+	if err := r.provideNodes(ctx, p); err != nil {
+		return err
+	}
+	if err := r.writeReadmeOverlay(p); err != nil {
+		return err
 	}
 	start := time.Now()
 	if err := r.apply(ctx, p); err != nil {
@@ -225,6 +245,38 @@ func (r *rig) deploy(ctx context.Context, p part) error {
 	}
 	say("%s: ready after %.0f s", p.overlay, time.Since(start).Seconds())
 	return nil
+}
+
+// provideNodes starts the nodes of a part that are not there, at once. A part with virtual machines
+// has no others, which could not run the pods.
+func (r *rig) provideNodes(ctx context.Context, p part) error {
+	for name := range r.nodes {
+		if p.guests && !slices.Contains(p.nodes, name) {
+			if err := r.removeNode(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	var added []string
+	for _, name := range p.nodes {
+		if r.nodes[name] == nil {
+			if err := r.addNode(name, p.guests); err != nil {
+				return err
+			}
+			added = append(added, name)
+		}
+	}
+	start := time.Now()
+	errs := make([]error, len(added))
+	var wg sync.WaitGroup
+	for i, name := range added {
+		wg.Go(func() { errs[i] = r.boot(ctx, name) })
+	}
+	wg.Wait()
+	if len(added) > 0 {
+		say("%s: ready after %.0f s", strings.Join(added, ", "), time.Since(start).Seconds())
+	}
+	return errors.Join(errs...)
 }
 
 func (r *rig) apply(ctx context.Context, p part) error {
@@ -311,7 +363,7 @@ func (r *rig) runPart(ctx context.Context, p part, chosen []scenario) (results [
 	// What holds for all of them.
 	for _, s := range []scenario{
 		{name: "no request of an account was forbidden", run: func(*space) error { return r.forbidden() }},
-		{name: "root file systems are read-only", run: func(s *space) error { return r.readOnlyRoots(s, p) }},
+		{name: "root file systems are read-only", run: readOnlyRoots},
 		{name: "it is removed again", run: func(s *space) error { return r.removeOverlay(s.ctx, p) }},
 	} {
 		one(s)
@@ -405,22 +457,28 @@ func (r *rig) forbidden() error {
 }
 
 // readOnlyRoots looks at the root of each process of the driver's pods.
-func (r *rig) readOnlyRoots(s *space, p part) error {
-	programs := []string{"blockdriver", "nfsdriver", "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "csi-node-driver-registrar", "livenessprobe"}
+func readOnlyRoots(s *space) error {
+	const script = `for p in /proc/[0-9]*; do
+	case $(readlink $p/exe) in
+	*/blockdriver | */nfsdriver | */csi-* | */livenessprobe) read -r _ _ _ _ path options _ <$p/mountinfo; echo "$(readlink $p/exe) $path $options" ;;
+	esac
+done`
 	n := 0
-	for name := range r.nodes {
-		for _, program := range programs {
-			for _, pid := range r.processes(name, program, "") {
-				text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
-				if err != nil {
-					return err
-				}
-				f := strings.Fields(string(text))
-				if f[4] != "/" || !strings.HasPrefix(f[5], "ro") {
-					return fmt.Errorf("%s: the root is mounted %s", program, f[5])
-				}
-				n++
+	for name := range s.nodes {
+		pod, err := s.podOfHost(name)
+		if err != nil {
+			return err
+		}
+		out, err := s.sh(pod, script)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(out) {
+			f := strings.Fields(line)
+			if len(f) != 3 || f[1] != "/" || !strings.HasPrefix(f[2], "ro") {
+				return fmt.Errorf("%s: the root of a process is mounted %s", name, line)
 			}
+			n++
 		}
 	}
 	if n == 0 {
@@ -428,6 +486,21 @@ func (r *rig) readOnlyRoots(s *space, p part) error {
 	}
 	s.note = fmt.Sprintf("%d containers", n)
 	return nil
+}
+
+// podOfHost starts a pod that sees all processes of a node.
+func (s *space) podOfHost(node string) (string, error) {
+	name := "on-" + node
+	return name, errors.Join(s.apply(fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  nodeName: %s
+  hostPID: true
+  terminationGracePeriodSeconds: 0
+  containers:
+    - {name: c, image: %q, command: [sleep, infinity], securityContext: {privileged: true}}
+`, name, node, busyboxImage)), s.ready(name))
 }
 
 // removeOverlay deletes what deploy created.

@@ -42,6 +42,7 @@ by version and checksum; it takes about 15 minutes on two cores, once: they are 
   make test-cluster CLUSTER="-run snapshot"  those that match
   make test-cluster CLUSTER=-suite           Kubernetes' own tests of storage drivers, which need
                                              another 5 minutes to build, and 12 to run
+  make test-cluster CLUSTER=-nfs             nfsdriver, on nodes that are virtual machines
   make test-cluster CLUSTER=-shell           a shell beside the cluster, with blockdriver deployed
   make test-cluster CLUSTER=-build           build what is missing in the cache, and nothing else
 
@@ -61,8 +62,10 @@ type insideConfig struct {
 	Source              string
 	Shell               bool
 	selection
-	Named   map[string]bool // images in the archive
-	Started time.Time
+	Named    map[string]bool // images in the archive
+	Guests   guestConfig
+	Previous previousDriver
+	Started  time.Time
 }
 
 var started = time.Now()
@@ -94,6 +97,7 @@ func main() {
 	flag.StringVar(&c.Logs, "logs", "", "keep all logs in this `directory`")
 	flag.BoolVar(&c.Long, "long", false, "run the long scenarios, too: kills, lost power, two nodes, the other overlays, the suite with its slow tests")
 	flag.BoolVar(&c.Suite, "suite", false, "run Kubernetes' storage suite only; its slow and disruptive tests with -long")
+	flag.BoolVar(&c.NFS, "nfs", false, "run the scenarios of nfsdriver with volumes, on virtual machines, whose kernel has NFS; with -suite, the storage suite there")
 	flag.BoolVar(&c.List, "list", false, "print the scenarios")
 	flag.BoolVar(&c.Shell, "shell", false, "start a shell instead of scenarios")
 	flag.BoolVar(&c.build, "build", false, "build the programs only")
@@ -141,11 +145,11 @@ func (c config) outside() (err error) {
 		return errors.New("another one is running")
 	}
 	// What a killed one left.
-	previous, err := os.ReadFile(filepath.Join(c.cache, "lock"))
+	left, err := os.ReadFile(filepath.Join(c.cache, "lock"))
 	if err != nil {
 		return err
 	}
-	if dir := string(previous); dir != "" {
+	if dir := string(left); dir != "" {
 		if err := cleanUp(dir); err != nil {
 			return err
 		}
@@ -186,19 +190,25 @@ func (c config) outside() (err error) {
 		return err
 	}
 	archive := filepath.Join(dir, "images.tar")
-	named, err := makeImages(ctx, c.cache, dir, archive, programs, c.withSuite())
+	named, previous, err := makeImages(ctx, c, dir, archive, programs)
 	if err != nil {
 		return fmt.Errorf("images: %w", err)
 	}
 	if err := copyCRDs(ctx, filepath.Join(dir, "crd")); err != nil {
 		return err
 	}
+	var guests guestConfig
+	if c.withGuests() {
+		if guests, err = prepareGuests(ctx, dir, c.cache); err != nil {
+			return err
+		}
+	}
 	source, err := filepath.Abs("../..")
 	if err != nil {
 		return err
 	}
 	argument, err := json.Marshal(insideConfig{
-		Dir: dir, Images: archive, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, selection: c.selection, Named: named, Started: started,
+		Dir: dir, Images: archive, Cgroup: filepath.Base(dir), Source: source, Shell: c.Shell, selection: c.selection, Named: named, Guests: guests, Previous: previous, Started: started,
 	})
 	if err != nil {
 		return err

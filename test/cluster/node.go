@@ -30,6 +30,8 @@ type nodeConfig struct {
 	Serving    [2]string // certificate and key of kubelet
 	Cgroup     string
 	Images     string
+	Guest      bool   // it is a virtual machine
+	Serves     string // with this address it is an NFS server
 }
 
 // runNode is the first process of a node: in namespaces of its own, it is what boots and
@@ -44,6 +46,11 @@ func runNode(argument string) error {
 	}
 	if err := os.Setenv("PATH", c.Path); err != nil {
 		return err
+	}
+	if c.Guest {
+		if err := c.enterGuest(); err != nil {
+			return err
+		}
 	}
 	// The network is there when standard input ends.
 	if _, err := os.Stdin.Read(make([]byte, 1)); err == nil {
@@ -65,18 +72,27 @@ func runNode(argument string) error {
 	if err := unix.Sethostname([]byte(c.Name)); err != nil {
 		return err
 	}
-	for _, args := range [][]string{
+	commands := [][]string{
 		{"link", "set", "lo", "up"},
 		{"addr", "add", c.Address + "/24", "dev", "eth0"},
 		{"link", "set", "eth0", "up"},
 		{"route", "add", "default", "via", c.Gateway},
-	} {
+	}
+	if c.Serves != "" {
+		commands = append(commands, []string{"addr", "add", c.Serves + "/32", "dev", "eth0"})
+	}
+	for _, args := range commands {
 		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %v: %w: %s", args, err, out)
 		}
 	}
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return err
+	}
+	if c.Serves != "" {
+		if err := c.serveNFS(); err != nil {
+			return err
+		}
 	}
 	if err := c.writeFiles(); err != nil {
 		return err
@@ -292,7 +308,7 @@ func (c nodeConfig) supervise() error {
 }
 
 // importImages waits for containerd, and imports the images unless they are there from
-// before.
+// before. Each is unpacked when its first container is created.
 func importImages(archive string) error {
 	var out []byte
 	var err error
@@ -308,7 +324,7 @@ func importImages(archive string) error {
 	if strings.Contains(string(out), pauseImage) {
 		return nil
 	}
-	if out, err = exec.Command("ctr", "-n", "k8s.io", "images", "import", "--local", archive).CombinedOutput(); err != nil {
+	if out, err = exec.Command("ctr", "-n", "k8s.io", "images", "import", "--local", "--no-unpack", archive).CombinedOutput(); err != nil {
 		return fmt.Errorf("import of images: %w: %s", err, out)
 	}
 	return nil

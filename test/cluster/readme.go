@@ -19,20 +19,11 @@ import (
 // readmeCommands returns the commands that a section of a README tells its reader to type, but
 // those that build images: named are made already, and others are an error.
 func readmeCommands(name, section string, named map[string]bool) (commands []string, err error) {
-	text, err := os.ReadFile(name)
+	scripts, err := readmeBlocks(name, section, "sh")
 	if err != nil {
 		return nil, err
 	}
-	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
-	if !found {
-		return nil, fmt.Errorf("%s has no section %q", name, section)
-	}
-	rest, _, _ = strings.Cut(rest, "\n## ")
-	for i, block := range strings.Split(rest, "\n```") {
-		script, isShell := strings.CutPrefix(block, "sh\n")
-		if i%2 == 0 || !isShell {
-			continue
-		}
+	for _, script := range scripts {
 		for command := range strings.Lines(strings.ReplaceAll(script, "\\\n", " ")) {
 			command = strings.TrimSpace(command)
 			switch {
@@ -51,6 +42,53 @@ func readmeCommands(name, section string, named map[string]bool) (commands []str
 		return nil, fmt.Errorf("%s: no commands in section %q", name, section)
 	}
 	return commands, nil
+}
+
+// readmeBlocks returns the blocks of a language in a section of a README.
+func readmeBlocks(name, section, language string) (blocks []string, err error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	_, rest, found := strings.Cut(string(text), "\n## "+section+"\n")
+	if !found {
+		return nil, fmt.Errorf("%s has no section %q", name, section)
+	}
+	rest, _, _ = strings.Cut(rest, "\n## ")
+	for i, block := range strings.Split(rest, "\n```") {
+		if text, is := strings.CutPrefix(block, language+"\n"); is && i%2 == 1 {
+			blocks = append(blocks, text)
+		}
+	}
+	return blocks, nil
+}
+
+// writeReadmeOverlay writes the overlay that a README tells its reader to create: the part's, if
+// the repository does not have it. Only the cluster sees it.
+func (r *rig) writeReadmeOverlay(p part) error {
+	dir := filepath.Join(r.source, "examples", p.overlay)
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	driver, _, _ := strings.Cut(p.overlay, "/")
+	blocks, err := readmeBlocks(filepath.Join(r.source, "examples", driver, "README.md"), "Deploying", "yaml")
+	if err != nil {
+		return err
+	}
+	if len(blocks) == 0 || !strings.Contains(blocks[0], "kind: Kustomization\n") {
+		return fmt.Errorf("the README has no overlay to create for %s", p.overlay)
+	}
+	upper, work, parent := filepath.Join(r.dir, "written"), filepath.Join(r.dir, "work"), filepath.Dir(dir)
+	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil {
+		return err
+	}
+	if err := mount("overlay", parent, "overlay", 0, "lowerdir="+parent+",upperdir="+upper+",workdir="+work); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(blocks[0]), 0o644)
 }
 
 // readmeOf returns the commands by which a part is deployed.

@@ -34,14 +34,18 @@ const (
 // A rig is a cluster on this machine, in namespaces of its own: the control plane in those
 // of this process, each node in more of its own.
 type rig struct {
-	dir    string
-	source string // the root of the repository
-	images string
-	named  map[string]bool // images in the archive
-	path   string
-	cgroup string
-	ca     *authority
-	nodes  map[string]*node
+	dir      string
+	source   string // the root of the repository
+	images   string
+	named    map[string]bool // images in the archive
+	path     string
+	cgroup   string
+	ca       *authority
+	nodes    map[string]*node
+	added    int // nodes until now
+	guests   guestConfig
+	previous previousDriver
+	server   string // the node that is the NFS server
 	selection
 	suites []*suiteTable
 	// The overlay is deployed, with its rights, outside these times.
@@ -62,7 +66,7 @@ type node struct {
 
 // startRig makes the pool's file system, the network and the control plane.
 func startRig(ctx context.Context, cancel context.CancelCauseFunc, c insideConfig) (*rig, error) {
-	r := &rig{dir: c.Dir, source: c.Source, images: c.Images, named: c.Named, path: os.Getenv("PATH"), cgroup: c.Cgroup, selection: c.selection, nodes: map[string]*node{}, cancel: cancel}
+	r := &rig{dir: c.Dir, source: c.Source, images: c.Images, named: c.Named, guests: c.Guests, previous: c.Previous, path: os.Getenv("PATH"), cgroup: c.Cgroup, selection: c.selection, nodes: map[string]*node{}, cancel: cancel}
 	if err := r.makePool(); err != nil {
 		return nil, err
 	}
@@ -206,11 +210,13 @@ rules:
 
 func (r *rig) auditLog() string { return filepath.Join(r.dir, "audit.log") }
 
-// addNode starts a node and waits until it is ready.
-func (r *rig) addNode(ctx context.Context, name string) error {
-	n := len(r.nodes) + 1
+// addNode makes a node that boot can start.
+func (r *rig) addNode(name string, guest bool) error {
+	r.added++
+	n := r.added
 	c := nodeConfig{
-		Name: name, Dir: filepath.Join(r.dir, name),
+		Guest: guest,
+		Name:  name, Dir: filepath.Join(r.dir, name),
 		Pods: fmt.Sprintf("10.98.%d.0/24", n), Address: fmt.Sprintf("10.97.0.%d", 10+n), Gateway: gateway,
 		Path: r.path, CA: r.ca.crt("ca"), Kubeconfig: r.ca.kubeconfig(name),
 		Serving: [2]string{r.ca.crt(name + "-serving"), r.ca.pem(name + "-serving")},
@@ -225,8 +231,24 @@ func (r *rig) addNode(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	if guest && r.server == "" {
+		c.Serves, r.server = nfsAddress, name
+		if err := r.ip("route add " + nfsAddress + " via " + c.Address); err != nil {
+			return err
+		}
+	}
 	r.nodes[name] = &node{nodeConfig: c}
-	return r.boot(ctx, name)
+	return nil
+}
+
+// removeNode ends a node for ever.
+func (r *rig) removeNode(ctx context.Context, name string) error {
+	if err := r.powerOff(name); err != nil {
+		return err
+	}
+	delete(r.nodes, name)
+	_, err := r.kubectl(ctx, "delete", "node", name)
+	return err
 }
 
 // boot starts a node that is not running.
@@ -248,32 +270,17 @@ func (r *rig) boot(ctx context.Context, name string) error {
 		return err
 	}
 	defer console.Close()
-	n.cmd = exec.Command("/proc/self/exe", "node", string(argument))
-	n.cmd.Stdout, n.cmd.Stderr = console, console
-	n.cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	start, timeout := r.startNode, 2*time.Minute
+	if n.Guest {
+		start, timeout = r.startGuest, 10*time.Minute
 	}
-	ready, err := n.cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close()
-	if err := n.cmd.Start(); err != nil {
+	if err := start(n, argument, console); err != nil {
 		return err
 	}
 	exited := make(chan struct{})
 	n.exited = exited
 	go func() { n.cmd.Wait(); close(exited) }()
-	for _, args := range []string{
-		fmt.Sprintf("link add %s type veth peer name eth0 netns %d", name, n.cmd.Process.Pid),
-		"link set " + name + " master br0 up",
-	} {
-		if err := r.ip(args); err != nil {
-			return err
-		}
-	}
-	ready.Close()
-	return r.poll(ctx, 2*time.Minute, name, func() error {
+	return r.poll(ctx, timeout, name, func() error {
 		select {
 		case <-exited:
 			return final{fmt.Errorf("it ended:\n%s", tail(r.log(name), 20))}
@@ -291,13 +298,37 @@ func (r *rig) boot(ctx context.Context, name string) error {
 	})
 }
 
-var loopDevice = regexp.MustCompile(`/(loop[0-9]+)\b`)
+// startNode starts the first process of a node in namespaces, with output to console.
+func (r *rig) startNode(n *node, argument []byte, console *os.File) error {
+	n.cmd = exec.Command("/proc/self/exe", "node", string(argument))
+	n.cmd.Stdout, n.cmd.Stderr = console, console
+	n.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+	}
+	ready, err := n.cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	if err := n.cmd.Start(); err != nil {
+		return err
+	}
+	for _, args := range []string{
+		fmt.Sprintf("link add %s type veth peer name eth0 netns %d", n.Name, n.cmd.Process.Pid),
+		"link set " + n.Name + " master br0 up",
+	} {
+		if err := r.ip(args); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // powerOff kills everything on a node at once. The loop devices of its volumes belong to no
 // namespace, and are detached: they do not outlive a machine either.
 func (r *rig) powerOff(name string) error {
 	n := r.nodes[name]
-	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.cmd.Process.Pid))
+	loops, err := r.loopsOf(n)
 	if err != nil {
 		return err
 	}
@@ -308,40 +339,52 @@ func (r *rig) powerOff(name string) error {
 	if err := r.ip("link delete " + name); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
 		return err
 	}
-	var pool unix.Stat_t
-	if err := unix.Stat(sharedDir, &pool); err != nil {
-		return err
-	}
-	done := map[string]bool{}
-	for _, m := range loopDevice.FindAllSubmatch(mounts, -1) {
-		device := "/dev/" + string(m[1])
-		if done[device] {
-			continue
-		}
-		done[device] = true
-		// The table has the machine's own mounts as well.
-		if on, err := backedBy(device); err != nil || on != pool.Dev {
-			continue
-		}
-		if err := detach(device); err != nil {
+	for _, d := range loops {
+		if err := detach(d.path); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// backedBy returns the device number of the file system that has the file of a loop device.
-func backedBy(device string) (uint64, error) {
-	f, err := os.Open(device)
-	if err != nil {
-		return 0, err
+var mountedLoop = regexp.MustCompile(`/(loop[0-9]+)\b`)
+
+// loopsOf returns the loop devices of a node in the order in which they can be detached: those that
+// kubelet attaches to volumes in block mode, to have them open, then those of the volumes.
+func (r *rig) loopsOf(n *node) (loops []loopDevice, err error) {
+	if n.Guest {
+		return nil, nil // they are its kernel's
 	}
-	defer f.Close()
-	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", n.cmd.Process.Pid))
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	return info.Device, nil
+	mounted := map[string]bool{}
+	for _, m := range mountedLoop.FindAllSubmatch(mounts, -1) {
+		mounted["/dev/"+string(m[1])] = true
+	}
+	var pool unix.Stat_t
+	if err := unix.Stat(sharedDir, &pool); err != nil {
+		return nil, err
+	}
+	all, err := loopDevices()
+	if err != nil {
+		return nil, err
+	}
+	volumes := map[uint64]bool{}
+	for _, d := range all {
+		// The table has the machine's own mounts as well.
+		if mounted[d.path] && d.info.Device == pool.Dev {
+			volumes[d.rdev] = true
+			loops = append(loops, d)
+		}
+	}
+	for _, d := range all {
+		if volumes[d.info.Rdevice] {
+			loops = slices.Insert(loops, 0, d)
+		}
+	}
+	return loops, nil
 }
 
 // processes returns the process IDs of programs with a name and an argument on a node.

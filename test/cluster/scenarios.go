@@ -35,8 +35,14 @@ var parts = []part{
 			{name: "delete while the driver is down", run: deleteWhileDown, alone: true, long: true},
 			{name: "node loses power", run: reboot, alone: true, long: true},
 			{name: "kubectl delete -k with a volume in use", run: removeInUse, alone: true, long: true},
-			{name: "storage suite, ext4", run: suiteRun{fstype: "ext4"}.run, alone: true, suite: true},
-			{name: "storage suite, xfs in use grows", run: suiteRun{fstype: "xfs", focus: "(volume-expand|expansion of pvcs)"}.run, alone: true, suite: true},
+		},
+	},
+	{
+		overlay: "blockdriver/deploy/overlays/single-node", namespace: "blockdriver", components: []string{"group-snapshots"}, arguments: []string{"-max-volumes=30"},
+		nodes: []string{"node1"}, ready: []string{"daemonset/blockdriver-node"},
+		scenarios: []scenario{
+			{name: "storage suite, ext4", run: suiteRun{driver: "blockdriver", class: "blockdriver-ext4", parallel: 8}.run, alone: true, suite: true},
+			{name: "storage suite, xfs in use grows", run: suiteRun{driver: "blockdriver", class: "blockdriver-xfs", of: "blockdriver-ext4", parallel: 8, focus: "(volume-expand|expansion of pvcs)"}.run, alone: true, suite: true},
 		},
 	},
 	{
@@ -59,6 +65,7 @@ var parts = []part{
 		scenarios: []scenario{
 			{name: "pod moves to the other node", run: move, long: true},
 			{name: "leader of two controllers is killed", run: killLeader, alone: true, long: true},
+			{name: "update from an earlier commit while pods write", run: update, alone: true, long: true, previous: true},
 			{name: "node dies: out-of-service taint", run: outOfService, alone: true, long: true},
 		},
 	},
@@ -77,7 +84,28 @@ var parts = []part{
 		scenarios: []scenario{
 			{name: "nfsdriver is registered", run: nfsRegistered, long: true},
 			{name: "nfsdriver reports a server that it cannot mount", run: nfsUnreachable, long: true},
-			{name: "volumes of nfsdriver in pods", run: nfsVolumes, long: true},
+		},
+	},
+	{
+		overlay: "nfsdriver/deploy/overlays/mine", readme: "Deploying", namespace: "nfsdriver", guests: true,
+		nodes: []string{"vm1", "vm2"}, ready: []string{"statefulset/nfsdriver-controller", "daemonset/nfsdriver-node"},
+		scenarios: []scenario{
+			{name: "nfs: two nodes write to one volume", run: nfsShared},
+			{name: "nfs: fsGroup, subPath, read-only", run: nfsPods},
+			{name: "nfs: expand", run: nfsExpand},
+			{name: "nfs: snapshot, restored", run: nfsSnapshot},
+			{name: "nfs: clone", run: nfsClone},
+			{name: "nfs: the data of a deleted claim", run: nfsDeleted},
+			{name: "nfs: SIGKILL of the driver during I/O", run: nfsKill, alone: true},
+			{name: "nfs: inline volumes enabled on a live cluster", run: nfsInline, alone: true},
+			{name: "README.md: Deploying, with the samples", run: followReadme(nfsSamples), alone: true},
+		},
+	},
+	{
+		overlay: "nfsdriver/deploy/overlays/mine", namespace: "nfsdriver", components: []string{"inline-volumes"}, guests: true,
+		nodes: []string{"vm1", "vm2"}, ready: []string{"statefulset/nfsdriver-controller", "daemonset/nfsdriver-node"},
+		scenarios: []scenario{
+			{name: "storage suite, nfs", run: suiteRun{driver: "nfsdriver", class: "nfsdriver", parallel: 3, focus: nfsSubset}.run, alone: true, suite: true},
 		},
 	},
 }
@@ -397,30 +425,28 @@ func exhausted(s *space) error {
 	return s.event("p", "FailedScheduling", "did not have enough free storage")
 }
 
-// counter is a script that appends numbers to a file, each written to the disk before the next.
+// counter is a script that appends numbers to a file, with the time in seconds, each written to the
+// disk before the next.
 const counter = `cat > /data/run <<'EOF'
 n=$(wc -l < /data/n 2>/dev/null || echo 0)
-while :; do n=$((n+1)); echo $n >> /data/n; sync /data/n || echo sync failed >> /dev/stderr; sleep 0.05; done
+while :; do n=$((n+1)); read t _ < /proc/uptime; echo $n $t >> /data/n; sync /data/n || echo sync failed >> /dev/stderr; sleep 0.05; done
 EOF
 chmod +x /data/run`
 
 // startCounter starts a pod that counts in a file; each number is on the disk before the
-// next is written.
-func (s *space) startCounter(class string) error {
-	if err := s.apply(claim("data", class, "300Mi") + pod("p", "data")); err != nil {
+// next is written. more are further lines of the pod's spec.
+func (s *space) startCounter(name, class string, more ...string) error {
+	p := pod(name, name, more...)
+	if err := errors.Join(s.apply(claim(name, class, "300Mi")+p), s.ready(name)); err != nil {
 		return err
 	}
-	_, err := "", s.ready("p")
-	if err == nil {
-		_, err = s.sh("p", counter)
-	}
-	if err != nil {
+	if _, err := s.sh(name, counter); err != nil {
 		return err
 	}
-	if err := errors.Join(s.delete("pod", "p"), s.apply(pod("p", "data")), s.ready("p")); err != nil {
+	if err := errors.Join(s.delete("pod", name), s.apply(p), s.ready(name)); err != nil {
 		return err
 	}
-	_, err = s.counted("p", 5)
+	_, err := s.counted(name, 5)
 	return err
 }
 
@@ -448,7 +474,7 @@ func (s *space) neverRestarted(pod string) error {
 }
 
 func killDriver(s *space) error {
-	if err := s.startCounter("blockdriver-xfs"); err != nil {
+	if err := s.startCounter("p", "blockdriver-xfs"); err != nil {
 		return err
 	}
 	const kills = 3
@@ -474,7 +500,7 @@ func killDriver(s *space) error {
 }
 
 func restartKubelet(s *space) error {
-	if err := s.startCounter("blockdriver-ext4"); err != nil {
+	if err := s.startCounter("p", "blockdriver-ext4"); err != nil {
 		return err
 	}
 	if err := s.rig.kill("node1", "kubelet", ""); err != nil {
@@ -535,15 +561,30 @@ func deleteWhileDown(s *space) error {
 }
 
 func reboot(s *space) error {
-	if err := s.startCounter("blockdriver-ext4"); err != nil {
+	if err := s.startCounter("p", "blockdriver-ext4"); err != nil {
 		return err
 	}
 	n, err := s.counted("p", 20)
 	if err != nil {
 		return err
 	}
+	// kubelet attaches a loop device of its own to that of a volume in block mode.
+	if err := errors.Join(s.apply(claim("raw", "blockdriver-ext4", "64Mi", "volumeMode: Block")+
+		podWith("raw", "persistentVolumeClaim: {claimName: raw}", "volumeDevices: [{name: data, devicePath: /dev/raw}]")), s.ready("raw")); err != nil {
+		return err
+	}
+	loops, err := s.loopsOf(s.nodes["node1"])
+	if err == nil && len(loops) < 3 {
+		err = fmt.Errorf("two volumes, one of them in block mode, have the loop devices %v", loops)
+	}
+	if err != nil {
+		return err
+	}
 	start := time.Now()
 	if err := s.powerOff("node1"); err != nil {
+		return err
+	}
+	if err := s.detached(loops); err != nil {
 		return err
 	}
 	if err := s.boot(s.ctx, "node1"); err != nil {
@@ -557,8 +598,26 @@ func reboot(s *space) error {
 	return nil
 }
 
+// detached waits until devices have ended, as those of a machine without power have.
+func (s *space) detached(loops []loopDevice) error {
+	return s.poll(s.ctx, 30*time.Second, "loop devices", func() error {
+		all, err := loopDevices()
+		if err != nil {
+			return err
+		}
+		for _, d := range all {
+			for _, l := range loops {
+				if d.path == l.path && d.info.Inode == l.info.Inode && d.info.Device == l.info.Device {
+					return fmt.Errorf("%s is attached", d.path)
+				}
+			}
+		}
+		return nil
+	})
+}
+
 func removeInUse(s *space) error {
-	if err := s.startCounter("blockdriver-ext4"); err != nil {
+	if err := s.startCounter("p", "blockdriver-ext4"); err != nil {
 		return err
 	}
 	n, err := s.counted("p", 5)
@@ -578,5 +637,5 @@ func removeInUse(s *space) error {
 	if _, err = s.counted("p", n); err != nil {
 		return err
 	}
-	return errors.Join(s.neverRestarted("p"), s.delete("pod", "p"), s.apply(pod("q", "data")), s.ready("q"))
+	return errors.Join(s.neverRestarted("p"), s.delete("pod", "p"), s.apply(pod("q", "p")), s.ready("q"))
 }

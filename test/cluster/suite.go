@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -23,12 +24,21 @@ import (
 // Kubernetes' external storage suite: the tests of a storage driver in k8s.io/kubernetes, for what
 // the driver claims in a file. The program is built from testdata/suite.
 
-// suiteClaims says what the driver claims, in the format of the suite.
-const suiteClaims = "examples/blockdriver/deploy/storage-suite.yaml"
+// suitePage has the results, in a section for each driver.
+const suitePage = "docs/reference/storage-suite.md"
 
-// A suiteRun is the suite, or the part of it that focus matches, with one file system where
-// a test does not select another.
-type suiteRun struct{ fstype, focus string }
+// A suiteRun is the suite, or the part of it that focus matches, with one class where a test does
+// not select another.
+type suiteRun struct {
+	driver, class string
+	focus         string
+	// of says which other class's name claims has in place of this one.
+	of       string
+	parallel int
+}
+
+// claims is a file of the driver that says what it claims, in the format of the suite.
+func (x suiteRun) claims() string { return "examples/" + x.driver + "/deploy/storage-suite.yaml" }
 
 // An exception is a test that is not run here, or known to fail, for a reason that is not the
 // driver.
@@ -49,6 +59,10 @@ var (
 	knownFailures = []exception{}
 )
 
+// nfsSubset are the tests that run on the emulated nodes: what differs between drivers, without
+// stress, and of those about subdirectories, which are kubelet's, the first.
+const nfsSubset = `(volumes|provisioning|multiVolume|volume-expand|snapshottable|fsgroupchangepolicy|ephemeral|volumeMode|read-write-once-pod|subPath should support (existing|non-existent))`
+
 // A spec is a test in Ginkgo's report.
 type spec struct {
 	ContainerHierarchyTexts    []string
@@ -67,7 +81,7 @@ func (x suiteRun) run(s *space) error {
 	if !s.Long {
 		skipped = append(slices.Clone(skipped), slow)
 	}
-	if x.fstype == "ext4" && !hasCapability(unix.CAP_SYS_RESOURCE) {
+	if x.class == "blockdriver-ext4" && !hasCapability(unix.CAP_SYS_RESOURCE) {
 		skipped = append(slices.Clone(skipped), cannotGrow)
 	}
 	focus := `External.Storage.*` + x.focus
@@ -78,27 +92,30 @@ func (x suiteRun) run(s *space) error {
 	if err != nil {
 		return err
 	}
-	dir := filepath.Join(s.dir, "suite-"+x.fstype)
+	dir := filepath.Join(s.dir, "suite-"+x.class)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(filepath.Join(s.source, suiteClaims))
+	text, err := os.ReadFile(filepath.Join(s.source, x.claims()))
 	if err != nil {
 		return err
 	}
-	claims := filepath.Join(dir, filepath.Base(suiteClaims))
-	if err := os.WriteFile(claims, []byte(strings.ReplaceAll(string(text), "blockdriver-ext4", "blockdriver-"+x.fstype)), 0o644); err != nil {
+	claims := filepath.Join(dir, filepath.Base(x.claims()))
+	if x.of != "" {
+		text = []byte(strings.ReplaceAll(string(text), x.of, x.class))
+	}
+	if err := os.WriteFile(claims, text, 0o644); err != nil {
 		return err
 	}
 	if err := s.correctSuite(); err != nil {
 		return err
 	}
-	args := []string{"--procs=8", "--no-color", "--silence-skips", "--timeout=3h", "--output-dir=" + dir, "--json-report=report.json", "--focus=" + focus}
+	args := []string{fmt.Sprintf("--procs=%d", x.parallel), "--no-color", "--silence-skips", "--timeout=3h", "--output-dir=" + dir, "--json-report=report.json", "--focus=" + focus}
 	for _, e := range skipped {
 		args = append(args, "--skip="+e.test)
 	}
 	args = append(args, program, "--", "-kubeconfig="+s.ca.kubeconfig("admin"), "-provider=skeleton", "-storage.testdriver="+claims)
-	log, err := os.Create(filepath.Join(s.dir, "suite-"+x.fstype+".log"))
+	log, err := os.Create(filepath.Join(s.dir, "suite-"+x.class+".log"))
 	if err != nil {
 		return err
 	}
@@ -122,9 +139,9 @@ func (x suiteRun) run(s *space) error {
 	}
 	t := newSuiteTable(x, focus, reports[0].SpecReports, skipped)
 	s.note = t.counts()
-	s.suites = append(s.suites, t)
+	s.suites = append(slices.DeleteFunc(s.suites, func(t *suiteTable) bool { return t.driver != x.driver }), t)
 	if s.Run == "" {
-		if err := writeSuiteTables(filepath.Join(s.source, "docs/reference/storage-suite.md"), s.Long, s.suites); err != nil {
+		if err := writeSuiteTables(filepath.Join(s.source, suitePage), x.driver, s.part, s.Long, s.suites); err != nil {
 			return err
 		}
 	}
@@ -181,7 +198,8 @@ func hasCapability(c uintptr) bool {
 
 // A suiteTable is the outcome of a suiteRun.
 type suiteTable struct {
-	fstype, focus  string
+	suiteRun
+	focused        string
 	passed, failed map[[2]string][]string // test patterns by group of tests and test
 	notRun         map[string]int         // tests by reason
 	why            map[[2]string]string   // of those that failed
@@ -198,7 +216,7 @@ var (
 )
 
 func newSuiteTable(x suiteRun, focus string, specs []spec, skipped []exception) *suiteTable {
-	t := &suiteTable{fstype: x.fstype, focus: focus, passed: map[[2]string][]string{}, failed: map[[2]string][]string{}, notRun: map[string]int{}, why: map[[2]string]string{}}
+	t := &suiteTable{suiteRun: x, focused: focus, passed: map[[2]string][]string{}, failed: map[[2]string][]string{}, notRun: map[string]int{}, why: map[[2]string]string{}}
 	focused := regexp.MustCompile(focus)
 	for _, s := range specs {
 		if s.LeafNodeType != "It" || !focused.MatchString(s.name()) {
@@ -257,22 +275,44 @@ func (t *suiteTable) counts() string {
 	return fmt.Sprintf("%d passed, %d failed, %d not run", count(t.passed), count(t.failed), notRun)
 }
 
-// writeSuiteTables writes a page of the documentation.
-func writeSuiteTables(name string, long bool, tables []*suiteTable) error {
+// writeSuiteTables writes the section of a driver into a page of the documentation.
+func writeSuiteTables(name, driver string, p part, long bool, tables []*suiteTable) error {
+	page, err := os.ReadFile(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	sections := map[string]string{}
+	for _, section := range strings.Split("\n"+string(page), "\n## ")[1:] {
+		of, _, _ := strings.Cut(section, "\n")
+		sections[of] = strings.TrimRight(section, "\n") + "\n"
+	}
+	sections[driver] = suiteSection(driver, p, long, tables)
+	var b strings.Builder
+	b.WriteString(`# Kubernetes' storage suite
+
+Kubernetes' own tests of a storage driver, in the version of
+[` + "`test/cluster/build/suite.mod`" + `](../../test/cluster/build/suite.mod), for all that the file
+` + "`deploy/storage-suite.yaml`" + ` of an example claims. Each section is written by the command that it names.
+`)
+	for _, of := range slices.Sorted(maps.Keys(sections)) {
+		b.WriteString("\n## " + sections[of])
+	}
+	return os.WriteFile(name, []byte(b.String()), 0o644)
+}
+
+func suiteSection(driver string, p part, long bool, tables []*suiteTable) string {
 	flags := "-suite"
+	if p.guests {
+		flags = "-nfs " + flags
+	}
 	if long {
-		flags = "'-suite -long'"
+		flags += " -long"
 	}
 	var b strings.Builder
-	b.WriteString(`# Kubernetes' storage suite with blockdriver
-
-` + "`make test-cluster CLUSTER=" + flags + "`" + ` writes this page: Kubernetes' own tests of a storage driver, in the version of
-` + "[`test/cluster/build/suite.mod`](../../test/cluster/build/suite.mod)" + `, for all that
-` + "[`storage-suite.yaml`](../../examples/blockdriver/deploy/storage-suite.yaml)" + ` claims, on one node with the overlay
-` + "`single-node`" + ` and the component ` + "`group-snapshots`" + `.
-`)
+	fmt.Fprintf(&b, "%s\n\n`make test-cluster CLUSTER=\"%s\"`, with [`%s`](../../examples/%s/deploy/%[3]s) and the overlay `%[5]s`%s, on %d %s.\n",
+		driver, flags, filepath.Base(tables[0].claims()), driver, filepath.Base(p.overlay), p.additions(), len(p.nodes), p.nodesAre())
 	for _, t := range tables {
-		fmt.Fprintf(&b, "\n## The class blockdriver-%s\n\nTests that match `%s`: %s.\n", t.fstype, t.focus, t.counts())
+		fmt.Fprintf(&b, "\n### The class %s\n\nTests that match `%s`: %s.\n", t.class, t.focused, t.counts())
 		for _, part := range []struct {
 			title string
 			of    map[[2]string][]string
@@ -280,7 +320,7 @@ func writeSuiteTables(name string, long bool, tables []*suiteTable) error {
 			if len(part.of) == 0 {
 				continue
 			}
-			fmt.Fprintf(&b, "\n### %s\n\n", part.title)
+			fmt.Fprintf(&b, "\n#### %s\n\n", part.title)
 			if part.title == "Failed" {
 				b.WriteString("| | test | volumes | why |\n|---|---|---|---|\n")
 			} else {
@@ -296,12 +336,34 @@ func writeSuiteTables(name string, long bool, tables []*suiteTable) error {
 				b.WriteString("\n")
 			}
 		}
-		b.WriteString("\n### Not run\n\n| tests | why |\n|---|---|\n")
+		b.WriteString("\n#### Not run\n\n| tests | why |\n|---|---|\n")
 		for _, why := range slices.Sorted(maps.Keys(t.notRun)) {
 			fmt.Fprintf(&b, "| %d | %s |\n", t.notRun[why], cell(why))
 		}
 	}
-	return os.WriteFile(name, []byte(b.String()), 0o644)
+	return b.String()
+}
+
+// additions are what a part adds to its overlay.
+func (p part) additions() (s string) {
+	for _, c := range p.components {
+		s += " with `" + c + "`"
+	}
+	for _, a := range p.arguments {
+		s += " with `" + a + "`"
+	}
+	return s
+}
+
+func (p part) nodesAre() string {
+	s := "node"
+	if p.guests {
+		s = "virtual machine"
+	}
+	if len(p.nodes) > 1 {
+		s += "s"
+	}
+	return s
 }
 
 func cell(s string) string {

@@ -25,7 +25,7 @@ func TestSuiteTable(t *testing.T) {
 ]`), &specs); err != nil {
 		t.Fatal(err)
 	}
-	table := newSuiteTable(suiteRun{fstype: "ext4"}, "External.Storage", specs, []exception{slow})
+	table := newSuiteTable(suiteRun{driver: "d", class: "d-ext4"}, "External.Storage", specs, []exception{slow})
 	if got, want := table.counts(), "2 passed, 1 failed, 3 not run"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -33,14 +33,24 @@ func TestSuiteTable(t *testing.T) {
 		t.Errorf("the failure is reported as %v", table.unexpected)
 	}
 	name := filepath.Join(t.TempDir(), "table.md")
-	if err := writeSuiteTables(name, true, []*suiteTable{table}); err != nil {
+	// The section of another driver stays as it is, and the driver's own is replaced.
+	const other = "## e\n\ntext\n\n### The class e\n\n| a | b |\n"
+	if err := os.WriteFile(name, []byte("# x\n\n## d\n\nold\n\n"+other), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := part{overlay: "d/deploy/overlays/o", nodes: []string{"n"}, components: []string{"c"}}
+	if err := writeSuiteTables(name, "d", p, true, []*suiteTable{table}); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !strings.HasSuffix(string(text), "\n\n"+other) || strings.Contains(string(text), "old") {
+		t.Errorf("the other driver's section changed:\n%s", text)
+	}
 	for _, line := range []string{
+		"`make test-cluster CLUSTER=\"-suite -long\"`, with [`storage-suite.yaml`](../../examples/d/deploy/storage-suite.yaml) and the overlay `o` with `c`, on 1 node.",
 		"| volumes | should store data | Dynamic PV (ext4), Dynamic PV (xfs) |",
 		"| volumes | should fail | Dynamic PV | failed: pod was not ready |",
 		"| 1 | Driver d does not support this |",
