@@ -239,12 +239,8 @@ func (r *rig) deploy(ctx context.Context, p part) error {
 	if err := r.apply(ctx, p); err != nil {
 		return err
 	}
-	timeout := "--timeout=3m"
-	if p.guests {
-		timeout = "--timeout=10m"
-	}
 	for _, what := range p.ready {
-		if _, err := r.kubectl(ctx, "-n", p.namespace, "rollout", "status", timeout, what); err != nil {
+		if _, err := r.kubectl(ctx, "-n", p.namespace, "rollout", "status", "--timeout=10m", what); err != nil {
 			return errors.Join(err, r.state(p.namespace, p))
 		}
 	}
