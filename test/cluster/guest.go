@@ -137,7 +137,7 @@ mkdir -p /export /run/rpcbind /run/lock /run/rpc_pipefs
 cd /var/lib && mkdir -p nfs/sm nfs/sm.bak nfs/v4recovery nfs/nfsdcld nfs/rpc_pipefs
 touch nfs/etab nfs/rmtab nfs/state
 printf '[exports]\nrootdir=/export\n' >/etc/nfs.conf
-truncate -s 2G /scratch/nfs
+truncate -s 16G /scratch/nfs
 mke2fs -q -F -t ext4 /scratch/nfs
 mount -o loop /scratch/nfs /export
 mkdir -p /export/srv/volumes /export/srv/media /export/srv/shared

@@ -42,7 +42,7 @@ type selection struct {
 
 func (s selection) has(p part, x scenario) bool {
 	switch {
-	case s.NFS && !p.guests, p.guests && !s.NFS && !s.Long:
+	case s.NFS && !p.guests, p.guests && !s.NFS && (!s.Long || s.Suite):
 		return false
 	case s.Suite:
 		return x.suite
@@ -216,10 +216,14 @@ func (r *rig) kustomization(p part) (string, error) {
 		text += "  - " + filepath.Join(relative, "../../components", component) + "\n"
 	}
 	if len(p.arguments) > 0 {
-		text += "patches:\n  - target: {kind: DaemonSet}\n    patch: |-\n"
-	}
-	for _, a := range p.arguments {
-		text += "      - {op: add, path: /spec/template/spec/containers/0/args/-, value: " + a + "}\n"
+		// By name: which place the driver has among the containers depends on the components.
+		text += "patches:\n  - target: {kind: DaemonSet}\n    patch: |-\n" +
+			"      {apiVersion: apps/v1, kind: DaemonSet, metadata: {name: any}, spec: {template: {spec: {containers: [{name: driver, env: ["
+		for _, a := range p.arguments {
+			flag, value, _ := strings.Cut(strings.TrimPrefix(a, "-"), "=")
+			text += fmt.Sprintf("{name: CSIKIT_%s, value: %q}, ", strings.ToUpper(strings.ReplaceAll(flag, "-", "_")), value)
+		}
+		text += "]}]}}}}\n"
 	}
 	return dir, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o644)
 }
@@ -236,7 +240,7 @@ func (r *rig) deploy(ctx context.Context, p part) error {
 		return err
 	}
 	for _, what := range p.ready {
-		if _, err := r.kubectl(ctx, "-n", p.namespace, "rollout", "status", "--timeout=3m", what); err != nil {
+		if _, err := r.kubectl(ctx, "-n", p.namespace, "rollout", "status", "--timeout=10m", what); err != nil {
 			return errors.Join(err, r.state(p.namespace, p))
 		}
 	}

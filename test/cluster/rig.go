@@ -270,7 +270,7 @@ func (r *rig) boot(ctx context.Context, name string) error {
 		return err
 	}
 	defer console.Close()
-	start, timeout := r.startNode, 2*time.Minute
+	start, timeout := r.startNode, 5*time.Minute
 	if n.Guest {
 		start, timeout = r.startGuest, 10*time.Minute
 	}

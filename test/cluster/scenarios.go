@@ -105,7 +105,7 @@ var parts = []part{
 		overlay: "nfsdriver/deploy/overlays/mine", namespace: "nfsdriver", components: []string{"inline-volumes"}, guests: true,
 		nodes: []string{"vm1", "vm2"}, ready: []string{"statefulset/nfsdriver-controller", "daemonset/nfsdriver-node"},
 		scenarios: []scenario{
-			{name: "storage suite, nfs", run: suiteRun{driver: "nfsdriver", class: "nfsdriver", parallel: 3, focus: nfsSubset}.run, alone: true, suite: true},
+			{name: "storage suite, nfs", run: suiteRun{driver: "nfsdriver", class: "nfsdriver", parallel: 4, focus: nfsSubset}.run, alone: true, suite: true},
 		},
 	},
 }

@@ -177,7 +177,7 @@ func nfsInline(s *space) error {
 		return err
 	}
 	volume := func(share string) string {
-		return fmt.Sprintf("csi: {driver: nfs.csikit.dev, volumeAttributes: {server: %s, share: %s, subDir: /}}", nfsName, share)
+		return fmt.Sprintf("csi: {driver: nfs.csikit.dev, volumeAttributes: {server: %s, share: %s}}", nfsName, share)
 	}
 	mounts := "volumeMounts: [{name: data, mountPath: /data}]"
 	if err := set(inline); err != nil {
