@@ -89,6 +89,14 @@ func (n *Node) publishFilesystem(ctx context.Context, r PublishFilesystemRequest
 			return faultf(csierr.Precondition, "the access mode allows one target path on this node, and the volume is already published at %s: unpublish it there first", paths(others))
 		}
 	}
+	// The mount table has only a name of the device of a btrfs, and one of several.
+	major, minor, err := deviceBehind(staging, source.FSType)
+	if err != nil {
+		return &fault{kind: csierr.Uncertain, err: err}
+	}
+	if major != source.Major || minor != source.Minor {
+		return faultf(csierr.Uncertain, "the mount at the staging path is of device %d:%d, and the mount table has %d:%d; retry", major, minor, source.Major, source.Minor)
+	}
 	return n.bind(ctx, staging, target, attr)
 }
 
@@ -150,7 +158,7 @@ func (n *Node) publishBlock(ctx context.Context, r PublishBlockRequest, path res
 		return err
 	}
 	defer source.Close()
-	if root := source.Root(); !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
+	if root, err := source.Root(); err != nil || !root.BlockDevice || root.RdevMajor != dev.major || root.RdevMinor != dev.minor {
 		return faultf(csierr.Uncertain, "%s now refers to a different device; retry", dev.path)
 	}
 	undo, err := makeFile(target)

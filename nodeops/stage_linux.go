@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -160,7 +161,7 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target *mountapi.Po
 	}
 	defer tree.Close() // before a later unmount: it keeps the mount busy
 	// The path was resolved to a device twice, by us and by the kernel.
-	major, minor, err := treeDevice(tree, fsType)
+	major, minor, err := deviceBehind(tree, fsType)
 	if err != nil {
 		return err
 	}
@@ -170,13 +171,16 @@ func (n *Node) mountDevice(ctx context.Context, dev *device, target *mountapi.Po
 	return attach(ctx, tree, target)
 }
 
-// treeDevice returns the number of the block device of a mount of that file system type.
-func treeDevice(tree *mountapi.Tree, fsType string) (major, minor uint32, err error) {
+// deviceBehind returns the number of the block device of a mount of that file system type.
+func deviceBehind(mount interface {
+	Root() (mountapi.Root, error)
+	Open() (*os.File, error)
+}, fsType string) (major, minor uint32, err error) {
 	if fsType != "btrfs" {
-		root, err := tree.Root()
+		root, err := mount.Root()
 		return root.Major, root.Minor, err
 	}
-	dir, err := tree.Open()
+	dir, err := mount.Open()
 	if err != nil {
 		return 0, 0, err
 	}

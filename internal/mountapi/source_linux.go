@@ -41,7 +41,10 @@ func (s *Source) Close() { _ = unix.Close(s.fd) }
 func (s *Source) Fd() int { return s.fd }
 
 // Root identifies the file, as [Tree.Root] does for a copy of it.
-func (s *Source) Root() Root { return rootOf(s.st) }
+func (s *Source) Root() (Root, error) { return rootOf(s.st), nil }
+
+// Open opens the directory, for queries to the file system that Root does not answer.
+func (s *Source) Open() (*os.File, error) { return openRoot(s.fd) }
 
 // Mount returns the mount whose root the file is; ok is false if it is not the root of one.
 func (s *Source) Mount() (m Mount, ok bool, err error) {

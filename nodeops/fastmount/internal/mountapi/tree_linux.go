@@ -174,12 +174,14 @@ func rootOf(st unix.Statx_t) Root {
 
 // Open opens the directory that is the tree's root, for queries to the file system that
 // Root does not answer.
-func (t *Tree) Open() (*os.File, error) {
-	fd, err := unix.Openat(t.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func (t *Tree) Open() (*os.File, error) { return openRoot(t.fd) }
+
+func openRoot(dir int) (*os.File, error) {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("openat", err)
 	}
-	return os.NewFile(uintptr(fd), "root of a tree"), nil
+	return os.NewFile(uintptr(fd), "root of a mount"), nil
 }
 
 // Attach mounts the tree on target, which is not followed when it is a symlink
