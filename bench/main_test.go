@@ -1,9 +1,0 @@
-package bench
-
-import (
-	"testing"
-
-	"github.com/csikit/csikit/csitest/gate"
-)
-
-func TestMain(m *testing.M) { gate.Main(m) }
