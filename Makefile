@@ -133,7 +133,17 @@ mutate: ## which changes of what formats, mounts and probes the tests of nodeops
 MUTATE_CORE = internal/(mark|probe)/|nodeops/(format|prepare|publish|stage|stale|table|target)_linux\.go
 
 .PHONY: bench
-bench: ## every benchmark, once; "times-faster" is the ratio to k8s.io/mount-utils
+bench: ## csikit beside its peers: bench/RESULTS.md and plots (root, 10 min; on a quiet machine; a part: BENCH=publish)
+	@$(GO) -C bench build -o "$(CURDIR)/bin/bench" .
+	@bin/bench -parts "$(BENCH)" $(if $(BENCH),,-o bench)
+
+.PHONY: bench-check
+bench-check: ## the short form of it, against bench/floors.json (root)
+	@$(GO) -C bench build -o "$(CURDIR)/bin/bench" .
+	@bin/bench -check bench/floors.json
+
+.PHONY: bench-go
+bench-go: ## every benchmark of the packages, once
 	for m in $(TESTED); do (cd $$m && $(GO) test -run '^$$' -bench . ./...) || exit 1; done
 
 .PHONY: generate

@@ -236,13 +236,14 @@ func (n *Node) unpublish(ctx context.Context, path resolvedPath) error {
 		return path.err
 	}
 	target := path.point
-	// This shows what is there without crossing the mount or reading the directory: EBUSY is a
-	// directory with a mount, ENOTDIR a file. Only of a file the mount table is needed.
-	err := unix.Unlinkat(target.Dir(), target.Name(), unix.AT_REMOVEDIR)
+	// With a slash at the end unlink removes nothing, and shows what the name is without
+	// crossing the mount on it or reading the directory: EISDIR or ENOTDIR. rmdir shows it, too,
+	// but the kernel compares all mounts for its EBUSY. Only of a file the mount table is needed.
+	err := unix.Unlinkat(target.Dir(), target.Name()+"/", 0)
 	switch {
-	case err == nil || errors.Is(err, unix.ENOENT):
+	case errors.Is(err, unix.ENOENT):
 		return nil
-	case errors.Is(err, unix.EBUSY):
+	case errors.Is(err, unix.EISDIR):
 		err = n.unmountBounded(ctx, target)
 	default:
 		err = n.unmountFile(ctx, target)
