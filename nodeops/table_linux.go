@@ -20,6 +20,9 @@ import (
 type table []mountapi.Mount
 
 func readTable() (table, error) {
+	// A scratch of a process that was killed would look like another use of the device. What
+	// cannot be removed is in the table.
+	_ = mountapi.SweepScratches()
 	t, err := mountapi.Table()
 	if err != nil {
 		return nil, fmt.Errorf("read mount table: %w", err)
