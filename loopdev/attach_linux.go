@@ -150,7 +150,7 @@ func configureDevice(dev, backing *os.File, path string, c config) (*Device, err
 		err = unix.IoctlLoopConfigure(int(dev.Fd()), &conf)
 	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTTY) {
-		err = fmt.Errorf("%w (Linux before 5.8 has no LOOP_CONFIGURE)", err)
+		err = configureInSteps(dev, backing, &conf.Info)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("configure %s: %w", dev.Name(), err)
@@ -160,6 +160,24 @@ func configureDevice(dev, backing *os.File, path string, c config) (*Device, err
 		return nil, errors.Join(err, unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0))
 	}
 	return d, nil
+}
+
+// configureInSteps is LOOP_CONFIGURE for Linux before 5.8. A process that is killed between the
+// steps leaves a device that serves the image: the next Attach finds it by its inode. The device
+// is read-only if the image is open for reading only.
+func configureInSteps(dev, backing *os.File, info *unix.LoopInfo64) error {
+	fd := int(dev.Fd())
+	if err := unix.IoctlSetInt(fd, unix.LOOP_SET_FD, int(backing.Fd())); err != nil {
+		return fmt.Errorf("LOOP_SET_FD: %w", err)
+	}
+	info.Flags = 0 // of the flags, LOOP_SET_STATUS64 sets only those of autoclear and partitions
+	if err := unix.IoctlLoopSetStatus64(fd, info); err != nil {
+		return errors.Join(fmt.Errorf("LOOP_SET_STATUS64: %w", err), unix.IoctlSetInt(fd, unix.LOOP_CLR_FD, 0))
+	}
+	// The block size of the disk below, where that is larger: see the package's documentation.
+	_ = unix.IoctlSetInt(fd, unix.LOOP_SET_BLOCK_SIZE, 512)
+	_ = unix.IoctlSetInt(fd, unix.LOOP_SET_DIRECT_IO, 1) // refused where the file system has none
+	return nil
 }
 
 // settle sets the read-only flag of the block device, since one that was set by BLKROSET

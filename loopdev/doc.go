@@ -31,6 +31,7 @@
 //
 // Root of the initial user namespace (CAP_SYS_ADMIN), /sys, and a /dev in which
 // the kernel's loop nodes appear: devtmpfs, or the host's /dev mounted into
-// the container. Linux 5.8 for LOOP_CONFIGURE. On other systems every function
-// returns [errors.ErrUnsupported].
+// the container. Linux 4.18; before 5.8, which has LOOP_CONFIGURE, a device is configured in
+// steps, and a process that is killed meanwhile leaves a device that the next Attach uses. On
+// other systems every function returns [errors.ErrUnsupported].
 package loopdev

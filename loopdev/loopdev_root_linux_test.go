@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/oldkernel"
 	"github.com/csikit/csikit/loopdev"
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +24,7 @@ import (
 const mib = 1 << 20
 
 func TestMain(m *testing.M) {
+	oldkernel.FromEnv()
 	gate.Main(m, gate.WithRole("attach", func() {
 		// Starts when standard input ends, so that several start simultaneously.
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -40,6 +42,12 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}))
+}
+
+// Linux before 5.8 has no LOOP_CONFIGURE.
+func TestOldKernels(t *testing.T) {
+	gate.Root(t)
+	oldkernel.Run(t, "^Test[^O]", "4.18")
 }
 
 func must(t *testing.T, err error) {

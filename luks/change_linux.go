@@ -23,8 +23,10 @@ func (m *Mapper) change(ctx context.Context, r ChangeRequest) error {
 	defer d.File.Close()
 	h, found, err := d.contents(r.VolumeID)
 	switch {
-	case err != nil || found.Whole(markType):
+	case unfinished(found, err):
 		return kindf(csierr.Precondition, "%s is not formatted completely: open the volume once: %w", d.Path, cmp.Or(err, errNoHeader))
+	case err != nil:
+		return d.headerError(err)
 	case h.label != labelOf(r.VolumeID):
 		return kindf(csierr.Precondition, "%s has a LUKS header with label %q, the volume has %q: it is another volume", d.Path, h.label, labelOf(r.VolumeID))
 	}

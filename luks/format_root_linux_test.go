@@ -319,6 +319,28 @@ func TestChangePassphrase(t *testing.T) {
 	wantKind(t, f.change("next", "x"), csierr.Precondition, "not formatted completely")
 }
 
+// Open and ChangePassphrase return the same for a header that cannot be used.
+func TestHeaderErrors(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(*fixture)
+		kind csierr.Kind
+		text string
+	}{
+		{"damaged", func(f *fixture) { f.put(0, []byte(firstMagic+"\x00\x02")) }, csierr.DataLoss, "damaged"},
+		{"LUKS1", func(f *fixture) { f.put(0, []byte(firstMagic+"\x00\x01")) }, csierr.Precondition, "cryptsetup convert"},
+		{"unreadable", func(f *fixture) { ok(f.t, os.Truncate(f.image, 0)) }, csierr.Unknown, "input/output error"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := newFixture(t, 64*mib)
+			c.do(f)
+			_, err := f.m.Open(t.Context(), f.request())
+			wantKind(t, err, c.kind, c.text)
+			wantKind(t, f.change("secret", "next"), c.kind, c.text)
+		})
+	}
+}
+
 // The volume is open to the old or the new passphrase whenever the change is killed, and a
 // repeat completes it.
 func TestChangePassphraseKilled(t *testing.T) {

@@ -221,13 +221,14 @@ type ChangeRequest struct {
 
 // ChangePassphrase replaces a passphrase: it adds the new one, verifies that it opens the
 // volume, and removes the old one. Other passphrases of the volume are not changed. The volume
-// may be open, on this node.
+// may be open, on this node. A header that cannot be used is the same error as for Open.
 //
 // It is idempotent: interrupted at any point, the volume opens with the old, the new or both,
 // and a repeated call continues. If neither opens the volume, the error is
 // csierr.Unauthenticated. A removal that is interrupted after it has destroyed the old key may
-// leave its slot, one of 32, in use and without effect. The volume key does not change: who has read that, or an old copy
-// of the header with the old passphrase, can still decrypt the data.
+// leave its slot, one of 32, in use and without effect: nothing tells it from that of another
+// passphrase, so it is not removed. The volume key does not change: who has read that, or an old
+// copy of the header with the old passphrase, can still decrypt the data.
 func (m *Mapper) ChangePassphrase(ctx context.Context, r ChangeRequest) error {
 	r.Old, r.New = bytes.Clone(r.Old), bytes.Clone(r.New)
 	_, err := m.serialized(ctx, m.mounting, "change passphrase of", r.VolumeID, func() (any, error) { return nil, m.change(ctx, r) })

@@ -85,6 +85,23 @@ func (d device) contents(volumeID string) (h header, found mark.Search, err erro
 	return h, found, err
 }
 
+// unfinished reports that the device has no header, or one of a format that was interrupted: err
+// is that of reading the header.
+func unfinished(found mark.Search, err error) bool {
+	return errors.Is(err, errNoHeader) || found.Whole(markType) && (err == nil || errors.Is(err, errDamaged))
+}
+
+// headerError is the error of a call for a device whose header cannot be used.
+func (d device) headerError(err error) error {
+	switch {
+	case errors.Is(err, errDamaged):
+		return kindf(csierr.DataLoss, "%s: %w", d.Path, err)
+	case errors.Is(err, errVersion):
+		return kindf(csierr.Precondition, "%s: %w: cryptsetup convert changes it", d.Path, err)
+	}
+	return err
+}
+
 func (m *Mapper) open(ctx context.Context, r OpenRequest) (Mapping, error) {
 	d, err := openDevice(r.Device, r.Size)
 	if err != nil {
@@ -96,15 +113,8 @@ func (m *Mapper) open(ctx context.Context, r OpenRequest) (Mapping, error) {
 	if err == nil && !found.Whole(markType) {
 		return m.openFormatted(ctx, r, d, h, found)
 	}
-	switch {
-	case err == nil, errors.Is(err, errNoHeader):
-	case errors.Is(err, errDamaged) && found.Whole(markType):
-	case errors.Is(err, errDamaged):
-		return Mapping{}, kindf(csierr.DataLoss, "%s: %w", d.Path, err)
-	case errors.Is(err, errVersion):
-		return Mapping{}, kindf(csierr.Precondition, "%s: %w: cryptsetup convert changes it", d.Path, err)
-	default:
-		return Mapping{}, err
+	if err != nil && !unfinished(found, err) {
+		return Mapping{}, d.headerError(err)
 	}
 	if err := m.format(ctx, r, d); err != nil {
 		return Mapping{}, err

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bindDeep mounts the device's node below a path that is longer than PATH_MAX, where the
-// table shows it and lstat(2) fails.
+// bindDeep mounts a node of the device below a path that is longer than PATH_MAX, where the
+// table shows it and lstat(2) fails. No other mount shows that node.
 func (f *fixture) bindDeep() (unmount func()) {
 	f.t.Helper()
 	dir, err := os.Open(f.t.TempDir())
@@ -31,7 +31,13 @@ func (f *fixture) bindDeep() (unmount func()) {
 	}
 	target := fmt.Sprintf("/proc/self/fd/%d/node", dir.Fd())
 	f.write(target, "")
-	ok(f.t, unix.Mount(f.dev.Path, target, "", unix.MS_BIND, ""))
+	dev := f.t.TempDir()
+	ok(f.t, unix.Mount("tmpfs", dev, "tmpfs", 0, ""))
+	err = unix.Mknod(dev+"/disk", unix.S_IFBLK|0o600, int(f.dev.Rdev))
+	if err == nil {
+		err = unix.Mount(dev+"/disk", target, "", unix.MS_BIND, "")
+	}
+	ok(f.t, errors.Join(err, unix.Unmount(dev, unix.MNT_DETACH)))
 	unmount = func() {
 		if dir == nil {
 			return

@@ -170,15 +170,9 @@ func deviceOf(m mountapi.Mount) (*device, error) {
 	if !isNode {
 		want = number{m.Major, m.Minor}
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%v/uevent", want))
-	if err != nil {
-		return nil, fmt.Errorf("device %v: %w", want, err)
-	}
 	var at []string
-	for line := range strings.Lines(string(text)) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
-			at = append(at, "/dev/"+name)
-		}
+	if path := kernelPath(want); path != "" {
+		at = append(at, path)
 	}
 	if isNode {
 		at = append(at, m.MountPoint)

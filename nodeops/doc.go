@@ -83,7 +83,9 @@
 // # Privileges
 //
 // CAP_SYS_ADMIN; read and write access to the block devices; CAP_SYS_RESOURCE to
-// grow a mounted ext4. Linux 5.12. On other systems every operation returns
+// grow a mounted ext4. Linux 4.18; before 5.12, mounts are made in a private directory below
+// os.TempDir(), which has to be writable, and what a process that was killed leaves there is
+// removed by the next operation. On other systems every operation returns
 // errors.ErrUnsupported.
 //
 // Programs: blkid (util-linux), and for the file system types that are used:

@@ -2,10 +2,12 @@ package nodeops_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/csierr"
 	"github.com/csikit/csikit/nodeops"
 )
 
@@ -68,4 +70,26 @@ func Example() {
 	_, err = service.NodeUnpublishVolume(context.Background(), &csi.NodeUnpublishVolumeRequest{VolumeId: "vol-1", TargetPath: "pods/a"})
 	fmt.Println(err)
 	// Output: unpublish volume vol-1 at pods/a: path "pods/a" is not absolute
+}
+
+// Teardown of a volume behind an encryption layer needs only the path.
+func ExampleNode_DeviceAt() {
+	node, err := nodeops.New(nodeops.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, staging := context.Background(), "/var/lib/kubelet/plugins/kubernetes.io/csi/block.example.com/1/globalmount"
+	device, err := node.DeviceAt(ctx, staging)
+	if err != nil && !errors.Is(err, csierr.NotFound) { // unmounted by an earlier call
+		fmt.Println(err)
+		return
+	}
+	if err := node.Unstage(ctx, nodeops.UnstageRequest{VolumeID: "vol-1", StagingTargetPath: staging}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if device.Path != "" {
+		fmt.Println("close", device.Path)
+	}
 }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fuse is an empty file system whose server can hang or end, like that of a network file
+// fuse is a file system with one file, named file, whose server can hang or end, like that of a network file
 // system. See include/uapi/linux/fuse.h. The server is a separate process: otherwise a test
 // that fails while it waits for the server could not be killed.
 type fuse struct {
@@ -134,10 +134,24 @@ func fuseRole() {
 			le.PutUint32(body[0:], 7)
 			le.PutUint32(body[4:], 31)
 			le.PutUint32(body[20:], 4096) // max_write
-		case 3: // GETATTR, of the root; never cached
+		case 1: // LOOKUP; never cached
+			if string(buf[40:n]) != "file\x00" {
+				errno = -int32(unix.ENOENT)
+				break
+			}
+			body = make([]byte, 40+88)
+			le.PutUint64(body[0:], 2)
+			le.PutUint64(body[40:], 2)
+			le.PutUint32(body[40+60:], unix.S_IFREG|0o644)
+			le.PutUint32(body[40+64:], 1)
+		case 3: // GETATTR, of the root or the file; never cached
 			body = make([]byte, 16+88)
-			le.PutUint64(body[16:], 1)
-			le.PutUint32(body[16+60:], unix.S_IFDIR|0o755)
+			id, mode := le.Uint64(buf[16:]), uint32(unix.S_IFDIR|0o755)
+			if id == 2 {
+				mode = unix.S_IFREG | 0o644
+			}
+			le.PutUint64(body[16:], id)
+			le.PutUint32(body[16+60:], mode)
 			le.PutUint32(body[16+64:], 2)
 		case 17: // STATFS
 			body = make([]byte, 80)

@@ -32,6 +32,7 @@ func (n *Node) expand(context.Context, ExpandRequest, resolvedPath) (int64, erro
 }
 func (n *Node) stats(resolvedPath) (Stats, error)      { return Stats{}, errors.ErrUnsupported }
 func (n *Node) mountedDevice(Device) ([]string, error) { return nil, errors.ErrUnsupported }
+func deviceAt(string) (MountedDevice, error)           { return MountedDevice{}, errors.ErrUnsupported }
 func unmountWith(UnmountPolicy, string) error          { return errors.ErrUnsupported }
 func corrupted(string) error                           { return nil }
 func (n *Node) releasedDevice(Device) error            { return errors.ErrUnsupported }

@@ -19,6 +19,9 @@ import (
 type table []mountapi.Mount
 
 func readTable() (table, error) {
+	// A scratch of a process that was killed would look like another use of the device. What
+	// cannot be removed is in the table.
+	_ = mountapi.SweepScratches()
 	t, err := mountapi.Table()
 	if err != nil {
 		return nil, fmt.Errorf("read mount table: %w", err)
@@ -118,6 +121,9 @@ func (t table) nodes(dev *device, except ...string) ([]mountapi.Mount, error) {
 	for _, m := range t {
 		is, err := isNode(m, dev)
 		if err != nil {
+			is, err = t.isNodeElsewhere(m, dev, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 		if is && !slices.Contains(known, t.location(m)) {
@@ -138,6 +144,27 @@ func isNode(m mountapi.Mount, dev *device) (bool, error) {
 		return false, faultf(csierr.Uncertain, "a mount that may be one of the device's node cannot be read: %w", err)
 	}
 	return ok && node == dev.number(), nil
+}
+
+// isNodeElsewhere is isNode for a mount that cannot be read, because its path leads through a file
+// system whose server has ended: it reads the same file in another mount of its file system, such
+// as /dev. It returns unreadable if there is none, or the kernel does not show that it is the same.
+func (t table) isNodeElsewhere(m mountapi.Mount, dev *device, unreadable error) (bool, error) {
+	for _, o := range t {
+		rest, below := strings.CutPrefix(m.Root, strings.TrimSuffix(o.Root, "/")+"/")
+		if o.ID == m.ID || !o.SameDevice(m) || !below {
+			continue
+		}
+		var st unix.Statx_t
+		err := unix.Statx(unix.AT_FDCWD, path.Join(o.MountPoint, rest), unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
+			unix.STATX_TYPE|unix.STATX_MNT_ID, &st)
+		// Linux 5.8. Another mount may be on it.
+		if err != nil || st.Mask&unix.STATX_MNT_ID == 0 || st.Mnt_id != uint64(o.ID) {
+			continue
+		}
+		return st.Mode&unix.S_IFMT == unix.S_IFBLK && number{st.Rdev_major, st.Rdev_minor} == dev.number(), nil
+	}
+	return false, unreadable
 }
 
 // mayBeNode reports whether the mount may be one of a device node: of a single file of a

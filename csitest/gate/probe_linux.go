@@ -78,8 +78,6 @@ func configureLoop(image string) (*os.File, error) {
 		return nil, err
 	}
 	defer control.Close()
-	config := unix.LoopConfig{Fd: uint32(backing.Fd())}
-	copy(config.Info.File_name[:len(config.Info.File_name)-1], image)
 	for {
 		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
@@ -89,7 +87,7 @@ func configureLoop(image string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err = unix.IoctlLoopConfigure(int(loop.Fd()), &config); err == nil {
+		if err = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_FD, int(backing.Fd())); err == nil {
 			return loop, nil
 		}
 		loop.Close()

@@ -4,6 +4,10 @@ import (
 	"testing"
 
 	"github.com/csikit/csikit/csitest/gate"
+	"github.com/csikit/csikit/internal/oldkernel"
 )
 
-func TestMain(m *testing.M) { gate.Main(m, roles...) }
+func TestMain(m *testing.M) {
+	oldkernel.FromEnv()
+	gate.Main(m, roles...)
+}

@@ -26,8 +26,10 @@ func (*Point) At() ([]Mount, error) { return nil, errors.ErrUnsupported }
 
 func (Kernel) CloneTree(string, Attr) (*Tree, error)          { return nil, errors.ErrUnsupported }
 func (Kernel) NewTree(string, string, Options) (*Tree, error) { return nil, errors.ErrUnsupported }
+func (Kernel) SweepScratches() error                          { return nil }
 func (Kernel) At(string) ([]Mount, error)                     { return nil, errors.ErrUnsupported }
 
+func SweepScratches() error             { return nil }
 func Table() ([]Mount, error)           { return nil, errors.ErrUnsupported }
 func TableOf(int) ([]Mount, error)      { return nil, errors.ErrUnsupported }
 func IsShared(string) (bool, error)     { return false, errors.ErrUnsupported }

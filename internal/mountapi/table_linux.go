@@ -1,11 +1,13 @@
 package mountapi
 
 import (
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,13 +25,39 @@ func Table() ([]Mount, error) { return readTable("/proc/thread-self/mountinfo") 
 func TableOf(pid int) ([]Mount, error) { return readTable(fmt.Sprintf("/proc/%d/mountinfo", pid)) }
 
 func readTable(file string) ([]Mount, error) {
-	text, err := os.ReadFile(file)
+	text, err := readAgreed(func() ([]byte, error) { return os.ReadFile(file) }, hasTableCursor())
 	if err != nil {
 		return nil, err
 	}
 	table, err := ParseMountInfo(text)
 	setDevices(table, blockDevice)
 	return table, err
+}
+
+// hasTableCursor reports that a mount table which changes between two read calls lacks nothing
+// that has been there all the time: from Linux 5.8 on (commit 9f6c61f96f2d), which brought
+// faccessat2 as well.
+var hasTableCursor = sync.OnceValue(func() bool {
+	return unix.Faccessat2(-1, "", 0, 0) != unix.ENOSYS
+})
+
+// maxReads is how often a table that changes is read: thousands of mounts change in that time.
+const maxReads = 100
+
+// readAgreed returns what read returns, or without a cursor what it returns twice in a row.
+func readAgreed(read func() ([]byte, error), cursor bool) ([]byte, error) {
+	last, err := read()
+	if err != nil || cursor {
+		return last, err
+	}
+	for range maxReads {
+		text, err := read()
+		if err != nil || bytes.Equal(text, last) {
+			return text, err
+		}
+		last = text
+	}
+	return nil, fmt.Errorf("the mount table has changed during each of %d reads: %w", maxReads, unix.EAGAIN)
 }
 
 // blockDevice returns the number of the block device at a path in /dev. Elsewhere a path

@@ -6,13 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/csikit/csikit/csitest"
 	"github.com/csikit/csikit/csitest/gate"
-	"github.com/csikit/csikit/examples/blockdriver/storage"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -106,24 +103,4 @@ func (w *crashVolume) stageCopy() error {
 		}
 	}
 	return w.stage()
-}
-
-// TestDMEncryptionRules checks the driver with csitest, with the class of encrypted volumes.
-func TestDMEncryptionRules(t *testing.T) {
-	needsEncryption(t)
-	p := newTwoPools(t, "")
-	report, err := csitest.Check(t.Context(), p.target(t, false), csitest.Config{
-		Dir: p.dir, Size: 96 << 20, CheckMounts: true, Parameters: map[string]string{storage.ParamEncryption: storage.EncryptionLUKS2},
-		Secrets: map[string]string{"passphrase": "of the rules"},
-	})
-	must(t, err)
-	for _, x := range report.Results {
-		if x.Outcome == csitest.Failed || x.Outcome == csitest.Broken {
-			t.Errorf("%s: %s\n%s%v", x.Rule.ID, x.Rule.Title, x.Reason, x.Failures)
-		}
-	}
-	if len(report.NotCleaned) > 0 {
-		t.Errorf("left behind: %s", strings.Join(report.NotCleaned, "; "))
-	}
-	t.Logf("# %d rules passed in %v", len(report.ResultsWith(csitest.Passed)), report.Took)
 }

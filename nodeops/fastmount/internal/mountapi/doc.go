@@ -25,11 +25,15 @@
 //
 // CAP_SYS_ADMIN in the user namespace that owns the mount namespace; reading
 // needs none, but for /proc. Linux 4.11. Newer system calls are used where they
-// exist; a seccomp filter that refuses one counts as an older kernel: see [Calls]. On other systems every function that would call the kernel
-// returns errors.ErrUnsupported; the parsers work everywhere.
+// exist; a seccomp filter that refuses one counts as an older kernel: see [Calls]. On other
+// systems every function that would call the kernel returns errors.ErrUnsupported; the parsers
+// work everywhere.
 //
 // Before Linux 5.12 (CloneTree) and 5.2 (NewTree) a Tree is kept in a private
 // directory below os.TempDir(), which therefore has to be writable. A process that
-// is killed between creating and closing a tree leaves it there until its
-// mount namespace ends.
+// is killed between creating and closing a tree leaves it there until SweepScratches
+// finds that its lock is free, or its mount namespace ends.
+//
+// Before Linux 5.8 a mount table that changes while it is read may lack mounts that have been
+// there all the time: it is read until two reads agree.
 package mountapi

@@ -22,15 +22,16 @@ import (
 type scratch struct {
 	kernel     Kernel
 	dir, point string
-	bound      bool // dir is a mount
+	lock       *os.File // of dir: without it, it is swept
+	bound      bool     // dir is a mount
 }
 
 func (k Kernel) newScratch(directory bool) (_ *scratch, err error) {
-	dir, err := os.MkdirTemp("", "csikit-mount-")
+	dir, lock, err := makeScratch()
 	if err != nil {
-		return nil, fmt.Errorf("%w: this kernel has no detached mounts, so mounting needs a writable temporary directory (TMPDIR)", err)
+		return nil, err
 	}
-	s := &scratch{kernel: k, dir: dir, point: filepath.Join(dir, "m")}
+	s := &scratch{kernel: k, dir: dir, point: filepath.Join(dir, "m"), lock: lock}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close())
@@ -57,8 +58,9 @@ func (k Kernel) newScratch(directory bool) (_ *scratch, err error) {
 // close unmounts what is left in the scratch. The unmount is lazy so that nothing is left
 // behind when another process has just opened a file there.
 func (s *scratch) close() (err error) {
+	defer s.lock.Close()
 	if s.bound {
-		err = os.NewSyscallError("umount2", unix.Unmount(s.dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
+		_, err = Detach(s.dir)
 	}
 	for _, path := range []string{s.point, s.dir} {
 		if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {

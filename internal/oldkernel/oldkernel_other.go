@@ -1,0 +1,6 @@
+//go:build !linux
+
+package oldkernel
+
+// FromEnv does nothing.
+func FromEnv() {}
