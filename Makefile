@@ -30,11 +30,17 @@ demo: ## walk a real driver from CreateVolume to two pods and back (root)
 .PHONY: test
 test: ## every test that this machine can run; as root that is all of them (two cores: 20 min, caches empty 40)
 	@hack/tools.sh test
-	@test "$$(id -u)" = 0 || echo "not root: tests that need it are skipped, and the summary lists them; all run with: sudo make test"
-	@$(MAKE) --no-print-directory -k test-modules $(if $(RACE),test-norace) test-kubelet test-deploy
+	@hack/testplan.sh
+	@rm -rf bin/test
+	@$(GO) build -o bin/ ./hack/testsummary
+	@$(MAKE) --no-print-directory -k test-modules $(if $(RACE),test-norace) test-kubelet test-deploy; result=$$?; \
+		bin/testsummary bin/test && exit $$result
 
-# Prints a line per package, and what failed or was skipped at the end.
-GOTESTSUM = GOWORK=$(CURDIR)/hack/test.work gotestsum --format pkgname --format-icons text --format-hide-empty-pkg
+# Results of each target are in bin/test, as test2json and as JUnit.
+RESULTS = --hide-summary skipped --jsonfile $(CURDIR)/bin/test/$@.json --junitfile $(CURDIR)/bin/test/$@.xml
+# Prints a line per package, and what failed at the end.
+GOTESTSUM = mkdir -p bin/test; GOWORK=$(CURDIR)/hack/test.work gotestsum $(RESULTS) --format pkgname --format-icons text --format-hide-empty-pkg
+VERBOSE = mkdir -p $(CURDIR)/bin/test; gotestsum $(RESULTS) --format standard-verbose
 
 .PHONY: gotestsum
 gotestsum:
@@ -49,12 +55,12 @@ test-norace: gotestsum ## what csitest's tests leave out under the race detector
 	$(GOTESTSUM) -- -timeout 20m -run '^(TestDefects|TestLegal|TestHarmless)$$' ./csitest
 
 .PHONY: test-kubelet
-test-kubelet: ## registration against kubelet's own code, with a table of times (the first build takes minutes)
-	cd test/kubelet && bash -o pipefail -c "$(GO) test $(RACE) -timeout 10m -v -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS' -e '^[EIW][0-9]'"
+test-kubelet: gotestsum ## registration against kubelet's own code, with a table of times (the first build takes minutes)
+	cd test/kubelet && bash -o pipefail -c "$(VERBOSE) -- $(RACE) -timeout 10m -run 'TestRegistration$$' . | grep -v -e '^ *=== ' -e '^ *--- PASS' -e '^[EIW][0-9]'"
 
 .PHONY: test-deploy
-test-deploy: ## the examples' manifests: rendered, decoded, linted, and the drivers started with their arguments
-	cd test/deploy && bash -o pipefail -c "$(GO) test -count=1 -timeout 5m -v . | grep -v -e '^ *=== ' -e 'PASS: TestRules/'"
+test-deploy: gotestsum ## the examples' manifests: rendered, decoded, linted, and the drivers started with their arguments
+	cd test/deploy && bash -o pipefail -c "$(VERBOSE) -- -count=1 -timeout 5m . | grep -v -e '^ *=== ' -e 'PASS: TestRules/'"
 
 .PHONY: test-monitoring
 test-monitoring: ## the alerts of docs/monitoring, by promtool (Debian)

@@ -281,6 +281,7 @@ var hostileDefects = []defect{
 		breaks: "leaks.after-cancel", does: "a publish that was cancelled is mounted for good", kernel: true, alone: true,
 		unary: func() grpc.UnaryServerInterceptor {
 			var mu sync.Mutex
+			seen := map[string]bool{}
 			return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 				r, ok := req.(*csi.NodePublishVolumeRequest)
 				if !ok {
@@ -288,9 +289,12 @@ var hostileDefects = []defect{
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				select { // slow, so that the call is cancelled meanwhile
-				case <-ctx.Done():
-				case <-time.After(100 * time.Millisecond):
+				if !seen[r.GetTargetPath()] { // slow, so that the call is cancelled meanwhile
+					seen[r.GetTargetPath()] = true
+					select {
+					case <-ctx.Done():
+					case <-time.After(5 * time.Second):
+					}
 				}
 				if ctx.Err() != nil {
 					if dir, _, below := strings.Cut(r.GetTargetPath(), "/csicheck-"); below {

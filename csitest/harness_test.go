@@ -70,7 +70,10 @@ func reference(t *testing.T, d defect) (Target, Config) {
 	})
 	log := filepath.Join(dir, "log")
 	target := Target{Endpoint: "unix://" + filepath.Join(dir, "csi.sock"), SecondNode: refdriver.SecondNode, SecondTopology: refdriver.SecondTopology(), Log: log}
-	cfg := Config{listTimeout: 200 * time.Millisecond, Dir: dir, Size: 64 << 20, CheckMounts: d.kernel || d.plain, CleanupTimeout: 5 * time.Second, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}, Secrets: map[string]string{"password": "right"}}
+	cfg := Config{listTimeout: 200 * time.Millisecond, Dir: dir, Size: 64 << 20, CheckMounts: d.kernel || d.plain, MutableParameters: map[string]string{"iops": "100", "throughput": "200"}, Secrets: map[string]string{"password": "right"}}
+	if d.breaks != "" { // it may keep the rules from cleaning up
+		cfg.CleanupTimeout = 5 * time.Second
+	}
 
 	state := refdriver.NewState()
 	note := func(text string) {

@@ -277,7 +277,7 @@ func runOnce(ctx context.Context, c config, b binary, dir string, l *limit) (out
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp, "PWD="+b.dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches them through us alone
 	cmd.Cancel = func() error { return syscall.Kill(cmd.Process.Pid, syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
+	cmd.WaitDelay = 2 * time.Minute // gate removes what the tests have left, with a quarter of a core
 	var text strings.Builder
 	cmd.Stdout, cmd.Stderr = &text, &text
 	err = cmd.Run()
