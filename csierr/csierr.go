@@ -191,13 +191,13 @@ func CodeOf(err error) codes.Code {
 // statusCode returns the code of the statuses in the tree of err.
 func statusCode(err error) (code codes.Code, found bool) {
 	for err != nil {
-		if c, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // the tree is walked here
+		if c, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 			if code := c.GRPCStatus().Code(); code != codes.OK && code != codes.Unknown && code <= codes.Unauthenticated {
 				return code, true
 			}
 			return codes.Unavailable, true
 		}
-		if several, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // as above
+		if several, ok := err.(interface{ Unwrap() []error }); ok {
 			for _, e := range several.Unwrap() {
 				if c, ok := statusCode(e); ok && (!found || final(code) && !final(c)) {
 					code, found = c, true

@@ -42,7 +42,7 @@ var echoes = []echo{
 	{"JSON", inJSON},
 	{"JSON with ASCII only", func(s string) string {
 		var b strings.Builder
-		for _, u := range []rune(s) {
+		for _, u := range s {
 			switch {
 			case u > 0xffff:
 				fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+(u-0x10000)>>10, 0xdc00+(u-0x10000)&0x3ff)

@@ -66,9 +66,9 @@ type Config struct {
 	// "1.0.0", which kubelet expects; they are unrelated to CSI 1.13.
 	SupportedVersions []string
 	// Ready delays the first registration until it returns true: kubelet calls
-	// NodeGetInfo right after it. It is called ten times a second after the driver has
-	// answered, one call at a time with a deadline of two seconds, and not again once
-	// it has returned true. It fits csiserver.WithReady too. Nil means ready.
+	// NodeGetInfo right after it. It is called after the driver has answered, one call at a
+	// time with a deadline of 30 seconds, again after a delay that grows from a tenth of a
+	// second to some seconds, and not again once it has returned true. It fits csiserver.WithReady too. Nil means ready.
 	Ready func(context.Context) (bool, error)
 	// OnShutdown selects whether the driver stays registered when Serve ends, by default
 	// Deregister.
@@ -85,7 +85,7 @@ const sunPathMax = len(syscall.RawSockaddrUnix{}.Path) - 1
 const maxNameLength = 63
 
 var (
-	domainName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	domainName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*$`)
 	version    = regexp.MustCompile(`^[0-9]+(\.[0-9]+){1,2}$`)
 )
 
@@ -126,6 +126,9 @@ func (c *Config) complete() error {
 	}
 	c.Dir = path("Dir", c.Dir)
 	c.KubeletDir = path("KubeletDir", c.KubeletDir)
+	if c.Endpoint == filepath.Join(c.Dir, c.socketName()) {
+		refuse("Endpoint", c.Endpoint, "this is the registration socket; want the driver's CSI socket")
+	}
 	fits("KubeletDir", filepath.Join(c.KubeletDir, c.socketName()))
 	if c.SupportedVersions == nil {
 		c.SupportedVersions = []string{"1.0.0"}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -13,9 +14,12 @@ import (
 )
 
 const (
-	// driverInterval is the interval between checks of a driver that is not ready yet.
-	// It adds to the time until pods can start on a new node.
-	driverInterval = 100 * time.Millisecond
+	// driverInterval is the first delay between checks of a driver that is not ready yet.
+	// It adds to the time until pods can start on a new node. Each further delay is longer
+	// by half, up to maxDriverInterval, and random by half: in an outage of their storage,
+	// the drivers of a thousand nodes must not ask it ten thousand times a second.
+	driverInterval    = 100 * time.Millisecond
+	maxDriverInterval = 5 * time.Second
 	// interval is the interval between reconciliations of the socket. Each one takes a
 	// few system calls and compares the current state only, so that no lost event,
 	// clock step or replaced directory can be missed.
@@ -35,9 +39,10 @@ type Registrar struct {
 	again  chan struct{} // a Reregister that is pending
 
 	// These belong to Serve.
-	server      *grpc.Server
-	sock        *socket
-	readyResult chan error // of the call of Config.Ready that is in flight
+	server       *grpc.Server
+	sock         *socket
+	driverAnswer chan error             // of the check of the driver that is in flight
+	question     atomic.Pointer[string] // that the check waits for
 
 	path string // of the socket, for messages
 
@@ -111,6 +116,7 @@ func (r *Registrar) serve(ctx context.Context) error {
 	tick := time.NewTicker(min(driverInterval, r.interval))
 	defer tick.Stop()
 	ready, again := false, false
+	delay := min(driverInterval, r.interval)
 	for ctx.Err() == nil {
 		select {
 		case <-r.again:
@@ -123,6 +129,8 @@ func (r *Registrar) serve(ctx context.Context) error {
 				tick.Reset(r.interval)
 			} else if ctx.Err() == nil {
 				r.setObstacle(AwaitingDriver, err)
+				delay = min(delay*3/2, maxDriverInterval)
+				tick.Reset(delay/2 + rand.N(delay/2))
 			}
 		}
 		// The first socket also satisfies a Reregister before it.

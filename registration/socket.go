@@ -180,6 +180,8 @@ func (r *Registrar) replaceable(ctx context.Context, d *directory, ours bool) (f
 	}
 	other, err := probeSocket(ctx, d.at(r.cfg.socketName()), r.answerTimeout)
 	switch {
+	case err == nil && (other.kind != kindCSI || other.name != r.cfg.DriverName):
+		return nil, fmt.Errorf("another program serves the registration socket (its type is %q, its name %q): stop it, or move its socket", other.kind, other.name)
 	case err == nil:
 		return nil, &inUseError{other.endpoint}
 	case errors.Is(err, errStale):

@@ -54,6 +54,8 @@ func WithPack() Option { return option(func(c *config) { c.pack = true }) }
 //   - with requisite topologies, the places satisfy [Satisfies];
 //   - then places in preferred topologies come before others, in the order of the
 //     preferred ones;
+//   - of several copies, those in separate topologies come before two of which one topology
+//     contains the other, such as a zone and a rack in it;
 //   - of equally preferred places, [WithSpread] or [WithPack] selects one, and of equal
 //     ones the order of from.
 //
@@ -168,10 +170,14 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 				taken++
 			}
 		}
-		for i := range places {
-			if taken < copies && !take[i] {
-				take[i] = true
-				taken++
+		// A place within the topology of another one adds a copy, but no topology of its own:
+		// those come last.
+		for _, overlapping := range []bool{false, true} {
+			for i := range places {
+				if taken < copies && !take[i] && (overlapping || !overlaps(places, take, i)) {
+					take[i] = true
+					taken++
+				}
 			}
 		}
 	}
@@ -187,6 +193,16 @@ func (r *requirement) pick(places []place, copies int) (chosen []Candidate, shor
 		}
 	}
 	return chosen, ""
+}
+
+// overlaps reports whether a place is compatible with one that is taken.
+func overlaps(places []place, take []bool, i int) bool {
+	for j := range places {
+		if take[j] && places[j].compatible(places[i].form) {
+			return true
+		}
+	}
+	return false
 }
 
 // why returns for each candidate the reason why it is not suitable.

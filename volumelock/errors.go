@@ -12,7 +12,7 @@ import (
 // nothing has been done.
 type BusyError struct {
 	RPC          string        // the call that was refused
-	Key          Key           // the first key, in order of kind and ID, that could not be taken
+	Key          Key           // a key that is parked, else the first in order of kind and ID that could not be taken
 	Holder       Op            // the conflicting holder: the parked one if there is one, otherwise the oldest
 	Age          time.Duration // since Holder took the key
 	ContendedFor time.Duration // since a call was first refused because of Holder, or began to wait for it

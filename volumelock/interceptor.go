@@ -3,6 +3,7 @@ package volumelock
 import (
 	"context"
 	"path"
+	"reflect"
 	"time"
 
 	"google.golang.org/grpc"
@@ -155,6 +156,9 @@ func (h Held) parkFor(err error) {
 // pendingIn returns the channels of all errors in the tree of err that are pending.
 // errors.As would stop at the first one.
 func pendingIn(err error) (list []<-chan struct{}) {
+	if v := reflect.ValueOf(err); v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil // a typed nil, on which a method may panic
+	}
 	if p, ok := err.(interface{ Pending() <-chan struct{} }); ok {
 		list = append(list, p.Pending())
 	}

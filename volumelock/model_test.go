@@ -23,6 +23,7 @@ type model struct {
 }
 
 type modelHold struct {
+	on      volumelock.Key // for which it waits
 	held    volumelock.Held
 	rpc     string
 	modes   map[volumelock.Key]volumelock.Mode
@@ -68,25 +69,23 @@ func (h *modelHold) excludes(rpc string, modes map[volumelock.Key]volumelock.Mod
 	return ok && want && (have == volumelock.Exclusive || mode == volumelock.Exclusive)
 }
 
-// free reports whether the keys can be taken, and if not whether a parked call is in
-// the way on the first one that cannot.
-func (m *model) free(rpc string, modes map[volumelock.Key]volumelock.Mode) (free, parked bool) {
+// blocked returns the first key that cannot be taken, and whether a parked call is in the
+// way on any.
+func (m *model) blocked(rpc string, modes map[volumelock.Key]volumelock.Mode) (first volumelock.Key, parked bool) {
 	sorted := slices.SortedFunc(maps.Keys(modes), func(a, b volumelock.Key) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ID, b.ID))
 	})
 	for _, k := range sorted {
-		free = true
 		for _, h := range m.holds {
 			if h.excludes(rpc, modes, k) {
-				free = false
+				if first == (volumelock.Key{}) {
+					first = k
+				}
 				parked = parked || h.pending != nil
 			}
 		}
-		if !free {
-			return false, parked
-		}
 	}
-	return true, false
+	return first, parked
 }
 
 // settle grants keys to the waiters that can have them, and refuses those whose keys are
@@ -95,23 +94,22 @@ func (m *model) settle() (left map[*modelHold]bool) {
 	left = map[*modelHold]bool{}
 	var line []*modelHold
 	for _, w := range m.queue {
-		behind := slices.ContainsFunc(line, func(before *modelHold) bool {
-			for k := range w.modes {
-				if _, ok := before.modes[k]; ok && (w.modes[k] == volumelock.Exclusive || before.modes[k] == volumelock.Exclusive) {
-					return true
-				}
+		// Behind one that waits for a key, the first in order.
+		var behind volumelock.Key
+		for _, before := range line {
+			mode, ok := w.modes[before.on]
+			if ok && (mode == volumelock.Exclusive || before.modes[before.on] == volumelock.Exclusive) &&
+				(behind == (volumelock.Key{}) || cmp.Or(cmp.Compare(before.on.Kind, behind.Kind), cmp.Compare(before.on.ID, behind.ID)) < 0) {
+				behind = before.on
 			}
-			return false
-		})
-		free, parked := m.free(w.rpc, w.modes)
-		switch {
-		case behind:
-			line = append(line, w)
-		case free:
+		}
+		first, parked := m.blocked(w.rpc, w.modes)
+		switch w.on = cmp.Or(behind, first); {
+		case parked && (behind == (volumelock.Key{}) || len(w.modes) > 1):
+			left[w] = false
+		case w.on == (volumelock.Key{}):
 			m.holds = append(m.holds, w)
 			left[w] = true
-		case parked:
-			left[w] = false
 		default:
 			line = append(line, w)
 		}
@@ -197,7 +195,8 @@ func runModel(t *testing.T, seed uint64) {
 			if err != nil && !errors.As(err, &busy) {
 				t.Fatalf("seed %d, step %d: %v", seed, step, err)
 			}
-			if want, parked := m.free(rpc, modes); (err == nil) != want || busy != nil && busy.Parked != parked {
+			first, parked := m.blocked(rpc, modes)
+			if want := first == (volumelock.Key{}); (err == nil) != want || busy != nil && busy.Parked != parked {
 				t.Fatalf("seed %d, step %d: Acquire(%s, %v) = %v, want free %v, parked %v; held:\n%v", seed, step, rpc, reqs, err, want, parked, &m)
 			}
 			if err == nil {

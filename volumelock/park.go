@@ -20,7 +20,7 @@ func (h Held) Park(pending ...<-chan struct{}) {
 	}
 	h.hold.pending = pending
 	h.table.unlock(h.shards)
-	h.table.serveQueue() // calls that wait for these keys are now refused
+	h.table.serveQueue(h.shards) // calls that wait for these keys are now refused
 	go func() {
 		for _, p := range pending {
 			<-p

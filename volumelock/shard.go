@@ -92,6 +92,18 @@ func (sh *shard) insert(s *slot) (blocker *slot) {
 	return nil
 }
 
+// first returns the first slot of the key of s, or nil.
+func (sh *shard) first(s *slot) *slot {
+	if len(sh.buckets) == 0 {
+		return nil
+	}
+	first := sh.buckets[s.hash&uint64(len(sh.buckets)-1)]
+	for first != nil && (first.hash != s.hash || first.Key != s.Key) {
+		first = first.chain
+	}
+	return first
+}
+
 // remove removes s and resets it, because a call that waits inserts the same slot again.
 func (sh *shard) remove(s *slot) {
 	link := &sh.buckets[s.hash&uint64(len(sh.buckets)-1)]

@@ -111,10 +111,11 @@ func (h Held) lock() bool {
 // end frees the keys of a hold whose shards are locked, and unlocks them.
 func (h *hold) end() {
 	t := h.table
+	shards := h.shards
 	h.remove(h.slots)
-	t.unlock(h.shards)
+	t.unlock(shards)
 	h.recycle()
-	t.serveQueue()
+	t.serveQueue(shards)
 }
 
 // Snapshot lists the keys that are held, the oldest first.
@@ -184,6 +185,9 @@ func (t *Table) take(h *hold) *BusyError {
 		s := &h.slots[i]
 		if blocker := t.shards[shardOf(s.hash)].insert(s); blocker != nil {
 			h.remove(h.slots[:i])
+			if !blocker.hold.parked() {
+				blocker = cmp.Or(t.parkedBlocker(h.slots[i+1:]), blocker)
+			}
 			if blocker.contended == 0 {
 				blocker.contended = now
 			}
@@ -194,6 +198,35 @@ func (t *Table) take(h *hold) *BusyError {
 	}
 	t.unlock(h.shards)
 	return nil
+}
+
+// parkedBlocker returns a slot of a parked hold that conflicts with one of slots, whose
+// shards are locked.
+func (t *Table) parkedBlocker(slots []slot) *slot {
+	for i := range slots {
+		s := &slots[i]
+		if first := t.shards[shardOf(s.hash)].first(s); first != nil {
+			if blocker := s.blockerAmong(first); blocker != nil && blocker.hold.parked() {
+				return blocker
+			}
+		}
+	}
+	return nil
+}
+
+// parked returns the conflict of h with a parked hold, or nil.
+func (t *Table) parked(h *hold) *BusyError {
+	now := clock()
+	t.lock(h.shards)
+	defer t.unlock(h.shards)
+	blocker := t.parkedBlocker(h.slots)
+	if blocker == nil {
+		return nil
+	}
+	if blocker.contended == 0 {
+		blocker.contended = now
+	}
+	return newBusyError(h.op.RPC, blocker, now)
 }
 
 func (h *hold) parked() bool { return len(h.pending) > 0 }

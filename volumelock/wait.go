@@ -10,17 +10,28 @@ import (
 
 // queue holds the calls that wait, in order of arrival.
 type queue struct {
-	length  atomic.Int64 // of waiters
-	mu      sync.Mutex   // taken before the locks of shards
+	length  atomic.Int64  // of waiters
+	shards  atomic.Uint64 // a shardSet: of all waiters
+	mu      sync.Mutex    // taken before the locks of shards
 	waiters []*waiter
+	claims  map[Key]claim // of serve
 }
 
 type waiter struct {
 	hold   *hold
 	since  time.Duration
-	busy   *BusyError    // why it still waits, or is refused
 	served chan struct{} // closed when the keys are held, or found parked (refused)
 	got    bool          // the keys are held
+	busy   *BusyError    // why it is refused
+
+	before *waiter // that is to be served first; nil: a key is held
+	on     Key     // for which it waits
+}
+
+// A claim withholds a key from later waiters.
+type claim struct {
+	by   *waiter
+	mode Mode
 }
 
 // AcquireWait is [Table.Acquire], but waits until busy keys are
@@ -28,22 +39,22 @@ type waiter struct {
 // not wait for parked keys, whose release is not foreseeable.
 //
 // A waiting call holds none of its keys meanwhile, so that waiting calls cannot
-// deadlock. Keys are granted in order of arrival: a later call whose key conflicts with
-// one that an earlier call waits for waits as well, even if that key is free. So a delete
-// is not starved by a stream of readers.
+// deadlock. Keys are granted in order of arrival: a later call that needs the key for which
+// an earlier call waits, the first one that it cannot have, waits as well. So a delete is
+// not starved by a stream of readers. The other keys of a call that waits stay free for all.
 func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, reqs ...Request) (Held, error) {
 	if len(reqs) == 0 {
 		return Held{}, nil
 	}
 	h := t.newHold(op, reqs)
-	if t.queue.length.Load() == 0 && t.take(h) == nil {
+	if t.queue.shards.Load()&uint64(h.shards) == 0 && t.take(h) == nil {
 		return h.handle(), nil
 	}
 	w := &waiter{hold: h, since: clock(), served: make(chan struct{})}
 	t.queue.mu.Lock()
 	t.queue.waiters = append(t.queue.waiters, w)
 	// Before serve, so that a release after it sees the waiter.
-	t.queue.length.Store(int64(len(t.queue.waiters)))
+	t.queue.shards.Or(uint64(h.shards))
 	t.serve()
 	t.queue.mu.Unlock()
 
@@ -70,16 +81,26 @@ func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, req
 func (t *Table) leave(w *waiter) {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
-	t.serve() // updates w.busy
-	if i := slices.Index(t.queue.waiters, w); i >= 0 {
-		t.queue.waiters = slices.Delete(t.queue.waiters, i, i+1)
-		t.serve() // for calls that waited only for w
+	i := slices.Index(t.queue.waiters, w)
+	if i < 0 {
+		return
 	}
+	if w.before == nil {
+		w.busy = t.take(w.hold)
+		w.got = w.busy == nil
+	} else {
+		w.busy = &BusyError{
+			RPC: w.hold.op.RPC, Key: w.on, Holder: w.before.hold.op, Age: clock() - w.before.since, HolderWaiting: true,
+		}
+	}
+	t.queue.waiters = slices.Delete(t.queue.waiters, i, i+1)
+	t.serve() // for calls that waited only for w
 }
 
-// serveQueue runs after each release and each park.
-func (t *Table) serveQueue() {
-	if t.queue.length.Load() == 0 {
+// serveQueue runs after each release and each park of keys in these shards. Calls that wait
+// for others are not concerned: a key that many wait for does not slow down the rest.
+func (t *Table) serveQueue(shards shardSet) {
+	if t.queue.shards.Load()&uint64(shards) == 0 {
 		return
 	}
 	t.queue.mu.Lock()
@@ -89,44 +110,59 @@ func (t *Table) serveQueue() {
 
 // serve grants keys to all waiters that can have them. queue.mu is held.
 func (t *Table) serve() {
-	wanted := make(map[Key]*waiter) // by earlier waiters, in the stronger mode
-	t.queue.waiters = slices.DeleteFunc(t.queue.waiters, func(w *waiter) bool {
-		if w.busy = w.behind(wanted); w.busy == nil {
+	q := &t.queue
+	if q.claims == nil {
+		q.claims = map[Key]claim{}
+	}
+	clear(q.claims)
+	var shards shardSet
+	q.waiters = slices.DeleteFunc(q.waiters, func(w *waiter) bool {
+		w.claimed(q.claims)
+		switch {
+		case w.before == nil:
 			w.busy = t.take(w.hold)
 			w.got = w.busy == nil
-			if w.got || w.busy.Parked {
-				close(w.served)
-				return true
-			}
+		case len(w.hold.slots) > 1: // another key may be parked
+			w.busy = t.parked(w.hold)
 		}
-		for _, s := range w.hold.slots {
-			if before := wanted[s.Key]; before == nil || s.Mode == Exclusive && before.mode(s.Key) == Shared {
-				wanted[s.Key] = w
-			}
+		if w.got || w.busy != nil && w.busy.Parked {
+			close(w.served)
+			return true
 		}
+		if w.before == nil {
+			w.on = w.busy.Key
+		}
+		mode := w.mode(w.on)
+		if c := q.claims[w.on]; c.by == nil || mode == Exclusive && c.mode == Shared {
+			q.claims[w.on] = claim{w, mode}
+		}
+		shards |= w.hold.shards
 		return false
 	})
-	t.queue.length.Store(int64(len(t.queue.waiters)))
-	if len(t.queue.waiters) == 0 {
-		t.queue.waiters = nil
+	q.length.Store(int64(len(q.waiters)))
+	q.shards.Store(uint64(shards))
+	if len(q.waiters) == 0 {
+		q.waiters, q.claims = nil, nil
 	}
 }
 
-// behind returns a BusyError for an earlier waiter that has to be served first, if any.
-func (w *waiter) behind(wanted map[Key]*waiter) *BusyError {
-	for _, s := range w.hold.slots {
-		before := wanted[s.Key]
-		if before == nil || s.Mode == Shared && before.mode(s.Key) == Shared {
-			continue
-		}
-		return &BusyError{
-			RPC: w.hold.op.RPC, Key: s.Key, Holder: before.hold.op, Age: clock() - before.since, HolderWaiting: true,
+// claimed sets before and on if an earlier waiter has to be served first.
+func (w *waiter) claimed(claims map[Key]claim) {
+	w.before = nil
+	for i := range w.hold.slots {
+		s := &w.hold.slots[i]
+		if c := claims[s.Key]; c.by != nil && (s.Mode == Exclusive || c.mode == Exclusive) {
+			w.before, w.on = c.by, s.Key
+			return
 		}
 	}
-	return nil
 }
 
 func (w *waiter) mode(k Key) Mode {
-	i, _ := slices.BinarySearchFunc(w.hold.slots, k, func(s slot, k Key) int { return s.Key.compare(k) })
-	return w.hold.slots[i].Mode
+	for i := range w.hold.slots {
+		if s := &w.hold.slots[i]; s.Key == k {
+			return s.Mode
+		}
+	}
+	return Exclusive
 }

@@ -1,6 +1,7 @@
 package volumelock_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,25 +20,57 @@ import (
 type queueModel struct {
 	reqs             [][]volumelock.Request
 	holding, waiting []int
+	on               map[int]string // the key for which one waits
 }
 
-func (m *queueModel) conflict(a, b int) bool {
+// conflict returns the first key on which two conflict, or nothing.
+func (m *queueModel) conflict(a, b int) (first string) {
 	for _, x := range m.reqs[a] {
 		for _, y := range m.reqs[b] {
-			if x.Key == y.Key && (x.Mode == volumelock.Exclusive || y.Mode == volumelock.Exclusive) {
-				return true
+			if x.Key == y.Key && (x.Mode == volumelock.Exclusive || y.Mode == volumelock.Exclusive) && (first == "" || x.Key.ID < first) {
+				first = x.Key.ID
 			}
 		}
 	}
-	return false
+	return first
+}
+
+// conflictOn reports whether two conflict on a key.
+func (m *queueModel) conflictOn(a, b int, id string) bool {
+	mode := func(c int) (strongest volumelock.Mode, found bool) {
+		for _, r := range m.reqs[c] {
+			if r.Key.ID == id {
+				return r.Mode, true
+			}
+		}
+		return 0, false
+	}
+	x, inA := mode(a)
+	y, inB := mode(b)
+	return inA && inB && (x == volumelock.Exclusive || y == volumelock.Exclusive)
 }
 
 func (m *queueModel) settle() {
 	waiting := m.waiting
 	m.waiting = nil
 	for _, c := range waiting {
-		blocks := func(other int) bool { return m.conflict(c, other) }
-		if slices.ContainsFunc(m.holding, blocks) || slices.ContainsFunc(m.waiting, blocks) {
+		least := func(all []int, key func(other int) string) (first string) {
+			for _, other := range all {
+				if k := key(other); k != "" && (first == "" || k < first) {
+					first = k
+				}
+			}
+			return first
+		}
+		behind := least(m.waiting, func(other int) string {
+			if m.conflictOn(c, other, m.on[other]) {
+				return m.on[other]
+			}
+			return ""
+		})
+		held := least(m.holding, func(other int) string { return m.conflict(c, other) })
+		if on := cmp.Or(behind, held); on != "" {
+			m.on[c] = on
 			m.waiting = append(m.waiting, c)
 		} else {
 			m.holding = append(m.holding, c)
@@ -123,7 +156,7 @@ func runSchedule(t *testing.T, reqs [][]volumelock.Request, order []int) {
 	var table volumelock.Table
 	var mu sync.Mutex
 	var holding []int
-	model := queueModel{reqs: reqs}
+	model := queueModel{reqs: reqs, on: map[int]string{}}
 	ends := make([]func(), len(reqs))
 	for step, c := range order {
 		if c >= 0 {
@@ -213,16 +246,16 @@ func TestWaitNamesTheEarlierWaiter(t *testing.T) {
 			got.Release()
 		})
 		time.Sleep(20 * time.Second)
-		_, err := table.AcquireWait(t.Context(), 10*time.Second, publish, target)
+		_, err := table.AcquireWait(t.Context(), 10*time.Second, publish, sh(volumelock.KindVolumeOnNode, "v"))
 		var busy *volumelock.BusyError
 		if !errors.As(err, &busy) || !busy.HolderWaiting || busy.Age != 30*time.Second {
 			t.Errorf("%+v, want the one that waits, for 30s", err)
 		}
-		if want := `NodePublishVolume: target_path "/t" was requested earlier by NodeUnstageVolume (request 7), which has waited for 30s and is served first; retry`; err.Error() != want {
+		if want := `NodePublishVolume: volume_on_node "v" was requested earlier by NodeUnstageVolume (request 7), which has waited for 30s and is served first; retry`; err.Error() != want {
 			t.Errorf("text  %v\nwant  %s", err, want)
 		}
 		// Acquire does not queue behind waiters.
-		mustAcquire(t, &table, publish, target).Release()
+		mustAcquire(t, &table, publish, sh(volumelock.KindVolumeOnNode, "v")).Release()
 
 		// For the holder, the error contains how long the key has been contended.
 		_, err = table.AcquireWait(t.Context(), 0, stage, sh(volumelock.KindVolumeOnNode, "v"), ex(volumelock.KindVolume, "v"))
