@@ -40,6 +40,7 @@ type run struct {
 	maxVolumes       int64         // that it takes; 0: the CO decides
 	dir              string
 	logFrom          int64
+	stored           []string            // what was on the storage before the rules
 	siblings         map[string][]string // what else was in the directories of the sockets
 	record           recorder
 	validation       []csispec.Option
@@ -82,6 +83,11 @@ func checkRules(ctx context.Context, target Target, cfg Config, selected []Rule)
 			r.removeDir() // nothing is in it yet
 			return nil, err
 		}
+	}
+	var err error
+	if r.stored, err = r.listStorage(ctx); err != nil {
+		r.removeDir()
+		return nil, err
 	}
 	for i, rule := range selected {
 		r.progress(i, len(selected), rule, nil)

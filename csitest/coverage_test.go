@@ -218,12 +218,17 @@ func coverageText(t *testing.T) []byte {
 	}
 	for _, state := range []string{"gap", "partly"} {
 		fmt.Fprintf(&b, "\n## %s\n\n", map[string]string{"gap": "Gaps", "partly": "What is checked in part only"}[state])
+		none := true
 		for _, s := range bySection {
 			for _, r := range s.rows {
 				if r.state == state {
+					none = false
 					fmt.Fprintf(&b, "- %s, `%s`: %s\n  *%s*\n", s.name, r.key, escaped(r.text), escaped(r.note))
 				}
 			}
+		}
+		if none {
+			b.WriteString("None.\n")
 		}
 	}
 	for _, s := range bySection {

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/csikit/csikit/internal/refdriver"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	grpcpeer "google.golang.org/grpc/peer"
@@ -274,5 +275,17 @@ var logDefects = []defect{
 			}
 			return handler(ctx, req)
 		},
+	},
+}
+
+var storageDefects = []defect{
+	{
+		breaks: "leaks.storage", does: "DeleteSnapshot is OK and deletes nothing", only: true, rules: []string{"controller.snapshot.idempotent"},
+		unary: instead(func(r *csi.DeleteSnapshotRequest) (proto.Message, error) { return &csi.DeleteSnapshotResponse{}, nil }),
+	},
+	{
+		breaks: "leaks.storage-after-kill", does: "each start makes a snapshot that nobody asked for", only: true,
+		forgets: (*refdriver.State).Orphan,
+		also:    because("it compares with what was before the run", "leaks.storage"),
 	},
 }

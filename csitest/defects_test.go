@@ -35,7 +35,7 @@ var defects = slices.Concat(identityDefects, unimplementedDefects, requiredDefec
 	validateDefects, expandDefects, snapshotDefects, metadataDefects, contentDefects, groupDefects, nodeDefects, kernelDefects, mountDefects, mountGroupDefects, restartDefects,
 	secretDefects, hostileDefects, statusDefects, responseDefects, capacityDefects, topologyDefects, rangeDefects, pagingDefects, conflictDefects,
 	modifyDefects, snapshotLifecycleDefects, streamDefects, moreGroupDefects, healthDefects, sourceDefects, consistencyDefects, interruptedDefects,
-	kubernetesDefects, exceedingDefects, sanityDefects, placeDefects, logDefects)
+	kubernetesDefects, exceedingDefects, sanityDefects, placeDefects, logDefects, storageDefects)
 
 var errMissing = status.Error(codes.NotFound, "not there")
 

@@ -121,6 +121,7 @@ func reference(t *testing.T, d defect) (Target, Config) {
 		}()
 		return func() { cancel(); <-done }
 	}
+	target.Inventory = state.Inventory
 	note("")
 	stop := start("csi.sock", d.unary)
 	t.Cleanup(func() { stop() })

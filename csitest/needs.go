@@ -22,6 +22,7 @@ type Facility string
 const (
 	FacilityControllerEndpoint Facility = "controller endpoint" // Target.ControllerEndpoint
 	FacilityDir                Facility = "directory"           // Config.Dir, a directory whose path has no shell characters
+	FacilityInventory          Facility = "inventory"           // Target.Inventory
 	FacilityKernel             Facility = "kernel"              // Config.CheckMounts
 	FacilityLocalSocket        Facility = "local socket"        // Target.Endpoint, for a unix socket of this node
 	FacilityLog                Facility = "log"                 // Target.Start or Target.Log

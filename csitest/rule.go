@@ -76,9 +76,11 @@ func Rules(patterns ...string) []Rule {
 		kubernetesRules,
 		sidecarRules,
 		logRules,
+		storageRules,
 		// These check the calls of all others and come last.
 		statusRules,
 		responseRules,
+		storageOfRun,
 	)
 	if len(patterns) == 0 {
 		return all

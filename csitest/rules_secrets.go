@@ -144,8 +144,12 @@ func (c *ruleRun) withEachSecret(do func(rpc, proto.Message)) {
 			}
 		}
 	}
+	try(c.createRequest())
+	if c.has(createSnapshot) { // of a volume of its own: one in use may have none, and one with snapshots may have to stay
+		try(c.volume().snapshotRequest())
+	}
 	v := c.volume().attach().stage()
-	try(c.createRequest(), v.validateRequest(), v.attachRequest(), v.snapshotRequest(), v.stageRequest(), v.publishRequest("a"))
+	try(v.validateRequest(), v.attachRequest(), v.stageRequest(), v.publishRequest("a"))
 	if c.has(mutable) {
 		try(v.modifyRequest(c.run.cfg.MutableParameters))
 	}

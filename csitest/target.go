@@ -26,6 +26,10 @@ type Target struct {
 	Restart func(context.Context) error
 	// Log is the file to which a driver that is already running writes its log.
 	Log string
+	// Inventory lists what is on the driver's storage, in any words, an entry for each thing that
+	// a driver could leave there. It is the same whenever the storage has the same: without
+	// free space, times and the like. What differs before and after a run is a failure.
+	Inventory func(context.Context) ([]string, error)
 	// SecondNode is the ID of another node that exists for the driver.
 	SecondNode string
 	// SecondTopology are the segments of a topology other than the node's, where

@@ -6,6 +6,7 @@ import "github.com/csikit/csikit/csitest"
 var flags = map[csitest.Facility]string{
 	csitest.FacilityControllerEndpoint: "-controller-endpoint",
 	csitest.FacilityDir:                "-dir",
+	csitest.FacilityInventory:          "-inventory",
 	csitest.FacilityKernel:             "-kernel",
 	csitest.FacilityLocalSocket:        "-endpoint unix:///…",
 	csitest.FacilityLog:                "-start or -log",

@@ -94,7 +94,7 @@ func (o *output) Write(p []byte) (int, error) {
 type options struct {
 	target                                      csitest.Target
 	cfg                                         csitest.Config
-	start, startController, restart             string
+	start, startController, restart, inventory  string
 	rules, json, junit, html, format, baseline  string
 	secrets, parameters, mutable, place, kernel string
 	list                                        bool
@@ -161,6 +161,7 @@ func (o *options) define(fs *flag.FlagSet) {
 	fs.StringVar(&o.start, "start", "", "`command` that runs the driver; its output is its log, and it is killed with -9 and started again")
 	fs.StringVar(&o.startController, "controller-start", "", "`command` that runs the controller plugin, if that is another process; -start runs the node plugin then")
 	fs.StringVar(&o.restart, "restart", "", "`command` that kills the running driver with -9 and starts it again")
+	fs.StringVar(&o.inventory, "inventory", "", "`command` that prints what is on the storage, a line for each thing: find /pool, for instance. It is the same before and after a run, and after the driver was killed, or something was left")
 	fs.StringVar(&t.Log, "log", "", "`file` to which the running driver writes its log")
 	fs.StringVar(&t.SecondNode, "second-node", "", "`id` of another node, for rules about several nodes")
 	fs.StringVar(&o.place, "second-topology", "", "`segment=value,…` of a place other than the node's where volumes can be created")
@@ -209,6 +210,18 @@ func (o *options) finish(fs *flag.FlagSet) (err error) {
 				return fmt.Errorf("-restart: %w: %s", err, out)
 			}
 			return nil
+		}
+	}
+	if o.inventory != "" {
+		o.target.Inventory = func(ctx context.Context) ([]string, error) {
+			out, err := exec.CommandContext(ctx, "/bin/sh", "-c", o.inventory).Output()
+			if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+				err = fmt.Errorf("%w: %s", err, exit.Stderr)
+			}
+			if err != nil {
+				return nil, fmt.Errorf("-inventory: %w", err)
+			}
+			return strings.Split(strings.TrimSpace(string(out)), "\n"), nil
 		}
 	}
 	if printers[o.format] == nil {

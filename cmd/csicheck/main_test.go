@@ -180,6 +180,22 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
+// What -inventory prints is compared with what it printed before.
+func TestInventory(t *testing.T) {
+	endpoint, dir := serve(t)
+	count := filepath.Join(dir, "count") // is longer each time
+	for command, want := range map[string]string{"echo same": "passed.", "echo x >>" + count + "; cat " + count: "left: x"} {
+		out, ok, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-inventory", command, "-rules", "leaks.storage,controller.create.idempotent")
+		if err != nil || ok != (want == "passed.") {
+			t.Errorf("%s: %t, %v", command, ok, err)
+		}
+		has(t, out, want)
+	}
+	if _, _, err := csicheck(t, "-endpoint", endpoint, "-kernel", "no", "-inventory", "echo no pool >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "no pool") {
+		t.Errorf("a command that fails: %v", err)
+	}
+}
+
 func TestForeignVolumes(t *testing.T) {
 	endpoint, _ := serve(t)
 	out, ok, err := csicheck(t, "-endpoint", endpoint, "call", "CreateVolume",

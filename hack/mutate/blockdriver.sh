@@ -26,7 +26,7 @@ check() {
 	"$CSICHECK" -endpoint "unix://$DIR/csi.sock" \
 		-start "exec '$OUT/driver' $pools -endpoint 'unix://$DIR/csi.sock' -node-id node -max-volumes 12 -topology $rack=r1" \
 		-second-node other -second-topology $rack=r2 -mutable-parameters readAheadKiB=256,directIO=true \
-		-size 67108864 -dir "$DIR" -strict "$@" >report 2>&1
+		-inventory "find '$DIR/r1' '$DIR/r2'" -size 67108864 -dir "$DIR" -strict "$@" >report 2>&1
 	status=$?
 	cat report
 	return $status

@@ -105,6 +105,22 @@ func (s *State) ForgetVolumes() {
 	}
 }
 
+// Inventory lists what there is.
+func (s *State) Inventory(context.Context) ([]string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Concat(sorted(s.volumes), sorted(s.snapshots), sorted(s.groups)), nil
+}
+
+// Orphan adds a snapshot that has no name, as a restart may that begins a copy again.
+func (s *State) Orphan() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastID++
+	id := fmt.Sprintf("snapshot-%06d", s.lastID)
+	s.snapshots[id] = &snapshot{Snapshot: &csi.Snapshot{SnapshotId: id, CreationTime: timestamppb.Now(), ReadyToUse: true}}
+}
+
 // ForgetSnapshots loses the snapshots.
 func (s *State) ForgetSnapshots() {
 	s.mu.Lock()
