@@ -82,7 +82,7 @@ var mountDefects = []defect{
 		}(),
 	},
 	{
-		breaks: "node.stage.conflict", does: "what is staged is staged",
+		breaks: "node.stage.conflict", also: because("it stages as the other access type, too", "node.stage.exceeds-capabilities"), does: "what is staged is staged",
 		mayAlso: because("a volume that is not attached is FAILED_PRECONDITION, too", "node.stage.after-detach"),
 		unary: afterStage(func(_ *csi.NodeStageVolumeRequest, err error) error {
 			if status.Code(err) == codes.FailedPrecondition {

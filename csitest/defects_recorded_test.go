@@ -120,9 +120,7 @@ var responseDefects = []defect{
 	},
 	{
 		breaks: "response.capability", does: "a snapshot's topology without the capability",
-		unary: after(func(r *csi.CreateSnapshotResponse) {
-			r.Snapshot.AccessibleTopology = []*csi.Topology{{Segments: map[string]string{"ref.csikit.dev/zone": "a"}}}
-		}),
+		unary: withoutCapabilities("SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"), // the reference sets it
 	},
 	{
 		breaks: "response.duplicate", does: "a problem reported twice",

@@ -484,12 +484,12 @@ var moreGroupDefects = []defect{
 		}),
 	},
 	{
-		breaks: "group.delete.other-members", does: "FAILED_PRECONDITION for other members",
+		breaks: "group.delete.other-members", mayAlso: because("it leaves out members, too", "group.delete.no-snapshot-ids"), does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.DeleteVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
 		also:  map[string]string{"group.delete.required-fields": "the code is the same"},
 	},
 	{
-		breaks: "group.get.other-members", does: "FAILED_PRECONDITION for other members",
+		breaks: "group.get.other-members", mayAlso: because("it leaves out members, too", "group.get.no-snapshot-ids"), does: "FAILED_PRECONDITION for other members",
 		unary: recode[csi.GetVolumeGroupSnapshotRequest](codes.InvalidArgument, codes.FailedPrecondition),
 		also:  map[string]string{"group.get.required-fields": "the code is the same"},
 	},
