@@ -12,7 +12,7 @@ import (
 // A cluster whose nodes each have a pool, and external-provisioner without
 // --strict-topology: it sends all of them.
 func BenchmarkChoose(b *testing.B) {
-	for _, nodes := range []int{3, 100, 2000} {
+	for _, nodes := range []int{3, 100, 1000, 5000} {
 		var from []topology.Candidate
 		var all []*csi.Topology
 		for i := range nodes {

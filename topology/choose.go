@@ -126,12 +126,13 @@ func (c *config) best(from []Candidate, size int64) []place {
 
 // sort sorts the places by the CO's preference, and is stable for equal preference.
 func (r *requirement) sort(places []place) {
+	preferred, requisite := newIndex(r.preferred), newIndex(r.requisite)
 	for i := range places {
 		p := &places[i]
-		switch preferred := slices.IndexFunc(r.preferred, p.compatible); {
-		case preferred >= 0:
-			p.rank = preferred
-		case slices.ContainsFunc(r.requisite, p.compatible):
+		switch first := preferred.first(p.form); {
+		case first >= 0:
+			p.rank = first
+		case requisite.first(p.form) >= 0:
 			p.rank = len(r.preferred)
 		default:
 			p.rank = len(r.preferred) + 1
@@ -208,9 +209,9 @@ func overlaps(places []place, take []bool, i int) bool {
 // why returns for each candidate the reason why it is not suitable.
 func (r *requirement) why(from []Candidate, size int64, copies int) string {
 	var lines []string
+	requisite := newIndex(r.requisite)
 	for _, c := range from {
-		outside := len(r.requisite) > 0 && copies <= len(r.requisite) &&
-			!slices.ContainsFunc(r.requisite, canonical(c.Segments).compatible)
+		outside := len(r.requisite) > 0 && copies <= len(r.requisite) && requisite.first(canonical(c.Segments)) < 0
 		what := c.Name + " (" + canonical(c.Segments).words() + ") "
 		switch {
 		case outside:
