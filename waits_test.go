@@ -19,6 +19,8 @@ const shortWait = 10 * time.Second
 // What waits for a time all the same, by file and function, with the reason.
 var waits = map[string]string{
 	"blocking/example_test.go ExamplePendingError":                                 "what it calls does not return",
+	"blocking/group_test.go TestRekey":                                             "what it calls does not return",
+	"nodeops/point_linux_test.go TestTargetBelowAHungMount":                        "what it calls does not return",
 	"csitest/defects_hostile_test.go tooLate":                                      "kubelet's deadline of one second is to pass",
 	"csitest/defects_hostile_test.go hostileDefects":                               "a driver that is slow",
 	"csitest/defects_mounts_test.go mountDefects":                                  "a driver that is slow",

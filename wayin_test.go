@@ -96,7 +96,8 @@ func main() {
 	})
 }
 
-const notReleased = "v0.0.1-readme"
+// notReleased is unique, as others may run this test with the same module cache.
+var notReleased = fmt.Sprintf("v0.0.1-readme.%d", os.Getpid())
 
 // serveModule adds a module to a proxy of files: https://go.dev/ref/mod#module-proxy.
 func serveModule(t *testing.T, proxy, path, dir string) {

@@ -76,7 +76,7 @@ func TestTwoProcesses(t *testing.T) {
 		Endpoint: "unix://" + node, ControllerEndpoint: "unix://" + controller,
 		Start: start(node), StartController: start(controller),
 	}
-	report, err := Check(t.Context(), target, Config{Rules: []string{"identity.", "restart.volumes-kept"}, Size: 1 << 20})
+	report, err := Check(t.Context(), target, Config{Rules: []string{"identity.info.*", "restart.volumes-kept"}, Size: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,6 +59,9 @@ func deviceStatus(name string) (unix.DmIoctl, error) {
 	if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) { // nor can it be loaded
 		return unix.DmIoctl{}, ErrNotOpen
 	}
+	if errors.Is(err, fs.ErrPermission) && !inSysfs(name) {
+		return unix.DmIoctl{}, ErrNotOpen // one whose creation was interrupted does not use the device
+	}
 	if err != nil {
 		return unix.DmIoctl{}, err
 	}
@@ -73,6 +77,16 @@ func deviceStatus(name string) (unix.DmIoctl, error) {
 		return unix.DmIoctl{}, ErrNotOpen
 	}
 	return unix.DmIoctl{}, os.NewSyscallError("ioctl DM_DEV_STATUS", errno)
+}
+
+// inSysfs reports whether there is, or may be, a mapping with that name: a process without the
+// privilege to ask the kernel can read that much, and without encrypted volumes it needs no more.
+func inSysfs(name string) bool {
+	names, err := filepath.Glob("/sys/block/dm-*/dm/name")
+	return err != nil || slices.ContainsFunc(names, func(file string) bool {
+		text, err := os.ReadFile(file)
+		return strings.TrimSpace(string(text)) == name || err != nil && !errors.Is(err, fs.ErrNotExist)
+	})
 }
 
 // read reads from sysfs what the table of the mapping is on.

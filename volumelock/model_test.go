@@ -92,6 +92,12 @@ func (m *model) blocked(rpc string, modes map[volumelock.Key]volumelock.Mode) (f
 // parked. It returns the holds that have left the queue, with true if granted.
 func (m *model) settle() (left map[*modelHold]bool) {
 	left = map[*modelHold]bool{}
+	for m.settlePass(left) {
+	}
+	return left
+}
+
+func (m *model) settlePass(left map[*modelHold]bool) (granted bool) {
 	var line []*modelHold
 	for _, w := range m.queue {
 		// Behind one that waits for a key, the first in order.
@@ -109,13 +115,13 @@ func (m *model) settle() (left map[*modelHold]bool) {
 			left[w] = false
 		case w.on == (volumelock.Key{}):
 			m.holds = append(m.holds, w)
-			left[w] = true
+			left[w], granted = true, true
 		default:
 			line = append(line, w)
 		}
 	}
 	m.queue = line
-	return left
+	return granted
 }
 
 func (m *model) remove(h *modelHold) {

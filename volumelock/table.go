@@ -80,6 +80,7 @@ func (t *Table) Acquire(op Op, reqs ...Request) (Held, error) {
 		t.refused(busy)
 		return Held{}, busy
 	}
+	t.serveQueue(h.shards)
 	return h.handle(), nil
 }
 

@@ -48,6 +48,7 @@ func (t *Table) AcquireWait(ctx context.Context, limit time.Duration, op Op, req
 	}
 	h := t.newHold(op, reqs)
 	if t.queue.shards.Load()&uint64(h.shards) == 0 && t.take(h) == nil {
+		t.serveQueue(h.shards)
 		return h.handle(), nil
 	}
 	w := &waiter{hold: h, since: clock(), served: make(chan struct{})}
@@ -97,8 +98,10 @@ func (t *Table) leave(w *waiter) {
 	t.serve() // for calls that waited only for w
 }
 
-// serveQueue runs after each release and each park of keys in these shards. Calls that wait
-// for others are not concerned: a key that many wait for does not slow down the rest.
+// serveQueue runs after each release and each park of keys in these shards, and after they
+// were taken, because a call that waits may wait for another of its keys then, and no longer
+// withhold the one before. Calls that wait for others are not concerned: a key that many wait
+// for does not slow down the rest.
 func (t *Table) serveQueue(shards shardSet) {
 	if t.queue.shards.Load()&uint64(shards) == 0 {
 		return
@@ -110,6 +113,13 @@ func (t *Table) serveQueue(shards shardSet) {
 
 // serve grants keys to all waiters that can have them. queue.mu is held.
 func (t *Table) serve() {
+	for t.servePass() { // what was granted may change for which key an earlier one waits
+	}
+}
+
+// servePass is one pass over the waiters, in order of arrival. It returns true if any was
+// granted its keys.
+func (t *Table) servePass() (granted bool) {
 	q := &t.queue
 	if q.claims == nil {
 		q.claims = map[Key]claim{}
@@ -126,6 +136,7 @@ func (t *Table) serve() {
 			w.busy = t.parked(w.hold)
 		}
 		if w.got || w.busy != nil && w.busy.Parked {
+			granted = granted || w.got
 			close(w.served)
 			return true
 		}
@@ -143,7 +154,9 @@ func (t *Table) serve() {
 	q.shards.Store(uint64(shards))
 	if len(q.waiters) == 0 {
 		q.waiters, q.claims = nil, nil
+		return false
 	}
+	return granted
 }
 
 // claimed sets before and on if an earlier waiter has to be served first.

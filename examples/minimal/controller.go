@@ -118,6 +118,9 @@ func (c *controller) ControllerUnpublishVolume(_ context.Context, req *csi.Contr
 // follow the size of its image.
 func (c *controller) ControllerExpandVolume(_ context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	v, err := c.load(req.GetVolumeId())
+	if capability := req.GetVolumeCapability(); err == nil && capability != nil {
+		v, err = c.usable(v.ID, nil, capability)
+	}
 	if err != nil {
 		return nil, err
 	}

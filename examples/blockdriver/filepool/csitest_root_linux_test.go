@@ -34,8 +34,12 @@ func TestRules(t *testing.T) {
 	for _, split := range []bool{false, true} {
 		t.Run(fmt.Sprintf("split=%t", split), func(t *testing.T) {
 			p := newTwoPools(t, "xfs")
-			report, err := csitest.Check(t.Context(), p.target(t, split), csitest.Config{
-				Dir: p.dir, Size: 64 << 20, CheckMounts: true,
+			target := p.target(t, split)
+			if !split {
+				target.Inventory = p.inventory
+			}
+			report, err := csitest.Check(t.Context(), target, csitest.Config{
+				Dir: p.dir, Size: 64 << 20, CheckMounts: true, Secrets: map[string]string{"passphrase": "of no volume here"},
 				MutableParameters: map[string]string{filepool.ParamReadAhead: "256", filepool.ParamDirectIO: "true"},
 			})
 			must(t, err)
@@ -48,7 +52,7 @@ func TestRules(t *testing.T) {
 				t.Errorf("left behind: %s", left)
 			}
 			for _, x := range report.ResultsWith(csitest.NotRun) {
-				if split || x.MissingFacility != csitest.FacilityControllerEndpoint {
+				if split && x.MissingFacility != csitest.FacilityInventory || !split && x.MissingFacility != csitest.FacilityControllerEndpoint {
 					t.Errorf("%s was not run: %s", x.Rule.ID, x.Reason)
 				}
 			}
@@ -182,6 +186,18 @@ func (p *twoPools) target(t *testing.T, split bool) csitest.Target {
 	return target
 }
 
+// inventory lists what is in the pools.
+func (p *twoPools) inventory(context.Context) (files []string, err error) {
+	for _, in := range []string{"volumes/*", "snapshots/*", "groups/*"} {
+		found, err := filepath.Glob(filepath.Join(p.dir, "r?", in))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, slices.DeleteFunc(found, func(file string) bool { return filepath.Base(file) == filepool.SpareName })...)
+	}
+	return files, nil
+}
+
 // checkEmpty: nothing is left in the pools, and fsck finds no problem.
 func (p *twoPools) checkEmpty(t *testing.T) {
 	if t.Failed() {
@@ -191,13 +207,15 @@ func (p *twoPools) checkEmpty(t *testing.T) {
 	if err := run(t.Context(), append([]string{"fsck"}, p.args...), os.Getenv, &out, io.Discard); err != nil {
 		t.Errorf("fsck: %v\n%s", err, out.String())
 	}
-	for _, files := range []string{"volumes/*", "snapshots/*", "groups/*", "nodes/*" + filepool.ExtTemp, filepool.MarkerName + ".*"} { // nodes stay known
-		left, err := filepath.Glob(filepath.Join(p.dir, "r?", files))
+	left, err := p.inventory(t.Context())
+	must(t, err)
+	for _, files := range []string{"nodes/*" + filepool.ExtTemp, filepool.MarkerName + ".*"} { // nodes stay known
+		more, err := filepath.Glob(filepath.Join(p.dir, "r?", files))
 		must(t, err)
-		left = slices.DeleteFunc(left, func(file string) bool { return filepath.Base(file) == filepool.SpareName })
-		if len(left) > 0 {
-			t.Errorf("left in the pools: %v", left)
-		}
+		left = append(left, more...)
+	}
+	if len(left) > 0 {
+		t.Errorf("left in the pools: %v", left)
 	}
 }
 
