@@ -3,6 +3,8 @@ package mountapi
 import (
 	"errors"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"unsafe"
@@ -33,12 +35,16 @@ func tableAt(path string) ([]Mount, error) {
 	return Stack(table, path), nil
 }
 
-// at is At for a name in an open directory, which is the path in the table.
-func (k Kernel) at(dir int, name, path string) ([]Mount, error) {
+// at is At for a name in an open directory. In the table it has the path that the directory
+// has now; without /proc that is the one from before.
+func (k Kernel) at(dir int, name, before string) ([]Mount, error) {
 	if on, err := k.statAt(dir, name); err == nil {
 		return on, nil
 	}
-	return tableAt(path)
+	if now, err := os.Readlink(fdPath(dir)); err == nil {
+		return tableAt(filepath.Join(now, name))
+	}
+	return tableAt(before)
 }
 
 // statAt fails if the mount is stale, or was removed concurrently, or this kernel does not
