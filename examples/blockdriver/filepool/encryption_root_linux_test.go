@@ -54,7 +54,7 @@ func TestDMEncryption(t *testing.T) {
 	needsEncryption(t)
 	for _, fsType := range []string{"ext4", ""} {
 		t.Run("fsType="+fsType, func(t *testing.T) {
-			crashEverywhere(t, encryptedSteps, 3, func(s crashStep) bool { return !s.controller && fsType != "" }, func(t *testing.T) *crashVolume {
+			crashEverywhere(t, encryptedSteps, 1, func(s crashStep) bool { return !s.controller && fsType != "" }, func(t *testing.T) *crashVolume {
 				w := newCrashVolume(t, fsType, 96<<20)
 				w.encrypted = true
 				must(t, os.Mkdir(w.second().staging(), 0o700))
