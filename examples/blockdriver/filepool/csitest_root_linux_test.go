@@ -193,7 +193,7 @@ func (p *twoPools) inventory(context.Context) (files []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, slices.DeleteFunc(found, func(file string) bool { return filepath.Base(file) == filepool.SpareName })...)
+		files = append(files, found...)
 	}
 	return files, nil
 }
@@ -212,7 +212,7 @@ func (p *twoPools) checkEmpty(t *testing.T) {
 	for _, files := range []string{"nodes/*" + filepool.ExtTemp, filepool.MarkerName + ".*"} { // nodes stay known
 		more, err := filepath.Glob(filepath.Join(p.dir, "r?", files))
 		must(t, err)
-		left = append(left, more...)
+		left = append(left, slices.DeleteFunc(more, func(file string) bool { return filepath.Base(file) == filepool.SpareName })...)
 	}
 	if len(left) > 0 {
 		t.Errorf("left in the pools: %v", left)
