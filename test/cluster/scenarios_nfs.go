@@ -108,7 +108,7 @@ func nfsDeleted(s *space) error {
 	if err != nil {
 		return err
 	}
-	const exported = "/proc/1/root/export/srv/volumes"
+	const enter = "cd /proc/1/root && cd export/srv/volumes && " // of the guest, whose first process is seen here
 	for claim, after := range map[string]string{"data": "", "kept": "archived-"} {
 		if err := s.bound(claim); err != nil {
 			return err
@@ -117,13 +117,13 @@ func nfsDeleted(s *space) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(s.want(server, "cd "+exported+"; ls -d "+volume, volume), s.delete("pvc", claim), s.wait("pv/"+volume, "delete", 2*time.Minute)); err != nil {
+		if err := errors.Join(s.want(server, enter+"ls -d "+volume, volume), s.delete("pvc", claim), s.wait("pv/"+volume, "delete", 2*time.Minute)); err != nil {
 			return err
 		}
 		if after != "" {
 			after += volume
 		}
-		if err := s.want(server, "cd "+exported+"; ls -d *"+volume+" 2>/dev/null || true", after); err != nil {
+		if err := s.want(server, enter+"{ ls -d *"+volume+" 2>/dev/null || true; }", after); err != nil {
 			return err
 		}
 	}
