@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/csikit/csikit/csierr"
@@ -280,13 +281,14 @@ func (n *Node) unmountBounded(ctx context.Context, p *mountapi.Point) error {
 		if err != nil {
 			return &fault{kind: csierr.Uncertain, err: err}
 		}
+		done := sync.OnceFunc(own.Close)
 		err = n.withUnmountTimeout(context.WithoutCancel(ctx), func(ctx context.Context) error {
 			_, joined, err := n.teardown.Do(ctx, key, func() (any, error) {
-				defer own.Close()
+				defer done()
 				return nil, n.unmountAll(ctx, own)
 			})
-			if joined {
-				own.Close()
+			if joined || !isPending(err) { // it was not started: there is another, or the time was over
+				done()
 			}
 			return err
 		})

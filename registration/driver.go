@@ -39,7 +39,7 @@ func (r *Registrar) driverReady(ctx context.Context) error {
 		r.driverAnswer = nil
 		return err
 	case <-time.After(answerNotice):
-		return fmt.Errorf("waiting for the driver at %s: still waiting for %s", r.cfg.Endpoint, *r.question.Load())
+		return fmt.Errorf("waiting for the driver at %s: still waiting for %s", r.cfg.Endpoint, r.asked())
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -63,6 +63,14 @@ func (r *Registrar) askDriver(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// asked returns the question in flight. On a starved node there may be none after answerNotice.
+func (r *Registrar) asked() string {
+	if q := r.question.Load(); q != nil {
+		return *q
+	}
+	return "the first question to be asked"
 }
 
 // ask asks one question, with a timeout of its own.
